@@ -1,0 +1,1 @@
+"""From plans to kernels: schedules and text."""

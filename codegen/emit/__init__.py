@@ -1,0 +1,1 @@
+"""The only producers of generated text."""

@@ -1,0 +1,1 @@
+"""Which ops run in which kernel, and with what block sizes."""

@@ -1,0 +1,1 @@
+"""linalg_dsl: one line of recurrence in, checked chunkwise kernels out."""

@@ -1,0 +1,1 @@
+"""Matrices, vectors and scalars as symbolic expressions: no kernels, no torch."""

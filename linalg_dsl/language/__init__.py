@@ -1,0 +1,1 @@
+"""Text and Python in, a checked ``RecurrenceSpec`` out."""

@@ -1,0 +1,100 @@
+"""``RecurrenceSpec``: what a user declared, checked, with names and shapes resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from linalg_dsl.algebra.expr import Dim, Expr, Shape
+from linalg_dsl.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A promised range of every element; ``None`` is unbounded; open ends exclude the bound."""
+
+    low: float | None = None
+    high: float | None = None
+    low_open: bool = True
+    high_open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One tensor per token (``timed``) or per head (a param).
+
+    ``dims`` as declared: () scalar, ("K",), ("n", "K"), ("n",) ...; ``kind`` is ``"plain"``,
+    ``"log_gate"`` (natural log) or ``"gate"`` (linear space). ``range`` is the promised range: a log
+    gate without one has (-inf, 0], a gate (0, 1]. ``unit`` promises a Euclidean norm of at most 1.
+    """
+
+    name: str
+    dims: tuple[Dim, ...]
+    kind: str = "plain"
+    range: Interval = Interval()
+    unit: bool = False
+    timed: bool = True
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def shape(self) -> Shape:
+        """As a matrix: a vector is a column, [n, D] has n rows."""
+        match self.dims:
+            case ():
+                return (1, 1)
+            case (d,):
+                return (d, 1)
+            case (n, d):
+                return (n, d)
+        raise AssertionError(self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A number fixed at compile time; ``value`` may use K, V, T-free arithmetic and other consts."""
+
+    name: str
+    value: Expr
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A carried tensor: shape as declared, (K, V) by default; ``start`` is its value before t = 1."""
+
+    name: str
+    dims: tuple[Dim, ...] = ("K", "V")
+    start: float = 0.0
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """``target_t = value``: a binding, the update of a state, or the output."""
+
+    target: str
+    value: Expr
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceSpec:
+    """The recurrence a user wrote.
+
+    ``inputs`` holds inputs and params in declaration order: the order of a call. ``updates`` (one per
+    state) and ``outputs`` have every binding substituted, so the same recurrence written with and
+    without bindings is equal; ``written`` keeps the equations as the user wrote them, in order, for
+    printing and for the derivation. In an update the past state is ``Symbol(name, time=-1)``; in an
+    output ``time=0`` is the state after, ``time=-1`` before the update.
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    consts: tuple[Const, ...]
+    states: tuple[State, ...]
+    updates: tuple[Equation, ...]
+    outputs: tuple[Equation, ...]
+    written: tuple[Equation, ...] = field(default=(), compare=False)
+    doc: str = field(default="", compare=False)
+
+    def input(self, name: str) -> Input:
+        return next(i for i in self.inputs if i.name == name)

@@ -1,0 +1,1 @@
+"""From a spec to its chunk form: rewriting, derivation, adjoints, proofs, verdicts."""

@@ -1,0 +1,126 @@
+"""The chunk-level ops: what they mean, which axes they take and give, which axis they contract.
+
+A value has named axes and lives per batch element and head. ``t`` is the token axis of a chunk (C
+tokens), ``s`` the second token axis of a score, ``K`` and ``V`` the state's axes:
+
+    token value   ("t",) ("t", "K") ("t", "V")
+    score         ("t", "s")                     rows t, columns s
+    state         ("K", "V")                     S at a chunk boundary, or its cotangent
+    per head      () ("K",) ("V",)               params, numbers, whole-chunk decays
+
+``w`` is always the *per-step log decay* of the chunk, ("t",) or ("t", "K"), and
+Lambda_{t<-s} = exp(w_{s+1} + ... + w_t). Decay ops own their exponents: none hands out cumulative
+sums. Elementwise ops broadcast over missing axes.
+
+Which pairs a score has is its ``read``: inclusive s <= t with Lambda_{t<-s}; exclusive s < t with
+Lambda_{t-1<-s}; decayed s < t with Lambda_{t<-s}.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    """``meaning`` in one line; ``backward_only`` ops need no adjoint (double backward: reference)."""
+
+    name: str
+    meaning: str
+    kind: str
+    backward_only: bool = False
+
+
+_TABLE: tuple[OpInfo, ...] = (
+    # leaves; attrs: name, and row for one row of an [n, D] input
+    OpInfo("input", "a declared input, one row per token of the chunk", "leaf"),
+    OpInfo("param", "a declared param, one per head", "leaf"),
+    OpInfo("const", "a run-time number", "leaf"),
+    OpInfo("number", "a number (attr value)", "leaf"),
+    OpInfo("carry", "a state handed over chunk boundaries (attrs name, direction)", "leaf"),
+    OpInfo("cotangent", "the gradient of an output (attr name)", "leaf"),
+    # elementwise; broadcast over missing axes
+    OpInfo("add", "a + b", "elementwise"),
+    OpInfo("mul", "a b", "elementwise"),
+    OpInfo("unary", "f(a), attr fn; pow has attr exponent", "elementwise"),
+    OpInfo("maximum", "max(a, b)", "elementwise"),
+    OpInfo("minimum", "min(a, b)", "elementwise"),
+    OpInfo("compare", "1 where a > b, 1/2 where equal, else 0", "elementwise", True),
+    # shape
+    OpInfo("sum", "sum over the axis named by attr axis", "reduce"),
+    OpInfo("amax", "max over the axis, a constant to the adjoint (a shift that cancels)", "reduce"),
+    OpInfo("tokens", "a per-head value repeated for every token", "shape"),
+    # products
+    OpInfo("score", "[t,s] = x y^T, x and y [t,D]", "matmul"),
+    OpInfo("apply", "[t,D] = A z, A [t,s], z [s,D]", "matmul"),
+    OpInfo("apply_t", "[s,D] = A^T z, A [t,s], z [t,D]", "matmul"),
+    OpInfo("read", "[t,E] = x S (attr con K) or x S^T (attr con V)", "matmul"),
+    OpInfo("write", "[K,V] = x^T z, x [t,K], z [t,V]", "matmul"),
+    OpInfo("mask", "A where the pair is in read, else 0", "score"),
+    # decays
+    OpInfo("pairs_decay", "[t,s] = Lambda of the pair, 0 outside read; w [t]", "decay"),
+    OpInfo("from_start", "Lambda_{t<-0}, attr exclusive: Lambda_{t-1<-0}", "decay"),
+    OpInfo("to_end", "Lambda_{C<-s}", "decay"),
+    OpInfo("scale_state", "Lambda_{C<-0} o S", "decay"),
+    OpInfo("decayed_score", "[t,s] = sum_i x_ti y_si Lambda_{t<-s,i}; w [t,K], attr read", "decay"),
+    OpInfo(
+        "decay_apply",
+        "[t,K] = sum_s A_ts Lambda_{t<-s} o z_s; attr transposed: sum_t A_ts Lambda_{t<-s} o z_t",
+        "decay",
+    ),
+    OpInfo("span_sum", "[t]: at tau the sum of P over pairs whose interval holds tau", "gate", True),
+    OpInfo(
+        "gate_sum",
+        "at tau: from_start sum_{t>=tau} p_t (from_start_exclusive t > tau), to_end sum_{s<tau} p_s",
+        "gate",
+        True,
+    ),
+    OpInfo(
+        "pair_gate",
+        "[t,K]: at tau the sum of A_ts x_t y_s Lambda_{t<-s} over pairs whose interval holds tau",
+        "gate",
+        True,
+    ),
+    OpInfo("boundary_gate", "[K] = sum_V Lambda_{C<-0} o S_0 o dS_C", "gate", True),
+    # the unit-triangular solve
+    OpInfo(
+        "solve",
+        "Z_j = W_j + sum_i sigma_ji U_i, U_i = R_i + sum_j G_ij Z_j, G strict; attrs m, r; "
+        "args G (r x m), sigma (m x r), W (m), R (r), row-major",
+        "solve",
+    ),
+    OpInfo(
+        "solve_t",
+        "Y_j = dZ_j + sum_i G_ij^T X_i, X_i = dU_i + sum_j sigma_ji Y_j; args G, sigma, dZ (m), dU (r)",
+        "solve",
+        True,
+    ),
+    OpInfo("pick", "attr index: entry of a solve: Z_1..Z_m, U_1..U_r", "solve"),
+    # carrying out a solve: made by the schedule, never by the planner
+    OpInfo("ut_transform", "T = (I - G Sigma)^-1 as r x r blocks [t,s]", "lowered", True),
+)
+
+OPS: dict[str, OpInfo] = {info.name: info for info in _TABLE}
+
+UNARY_FUNCTIONS = (
+    "exp", "log", "sigmoid", "logsigmoid", "softplus", "tanh", "silu", "relu", "elu",
+    "sqrt", "rsqrt", "abs", "sign", "reciprocal", "heaviside", "pow",
+)  # fmt: skip
+"""``heaviside`` is 1 above 0, 1/2 at 0... and 0 below; ``pow`` has a constant exponent."""
+
+
+def contracted_axes(op: str, axes: tuple[Axes, ...], attrs: dict[str, object]) -> frozenset[str]:
+    """The big axes (K, V) that an op sums over: what decides where it can be computed."""
+    match op:
+        case "score" | "decayed_score":
+            return frozenset(axes[0][1:])
+        case "read":
+            return frozenset({str(attrs["con"])})
+        case "sum" | "amax":
+            return frozenset({str(attrs["axis"])} & {"K", "V"})
+        case "boundary_gate":
+            return frozenset({"V"})
+        case _:
+            return frozenset()

@@ -1,0 +1,1 @@
+"""One .rec file per published recurrence."""

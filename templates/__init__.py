@@ -1,0 +1,1 @@
+"""Jinja templates: the shape of each kernel; the statements come from codegen.emit."""
