@@ -89,7 +89,7 @@ class PlanBuilder:
         self._index: dict[Node, int] = {n: i for i, n in enumerate(nodes)}
 
     def add_node(
-        self, op: str, args: Sequence[int], axes: Axes, label: str = "", **attrs: AttrValue
+        self, op: str, args: Sequence[int], axes: Axes, label: str = "", /, **attrs: AttrValue
     ) -> int:
         if op not in OPS:
             raise InternalError(f"unknown op {op!r}")
@@ -124,8 +124,8 @@ class PlanBuilder:
         for x, y in ((a, b), (b, a)):
             if self.value_of(x) == 0:
                 return y
-        if (x := self.value_of(a)) is not None and (y := self.value_of(b)) is not None:
-            return self.number(x + y)
+        if (p := self.value_of(a)) is not None and (q := self.value_of(b)) is not None:
+            return self.number(p + q)
         return self.add_node("add", (a, b), self._broadcast(a, b))
 
     def mul(self, a: int, b: int) -> int:
@@ -134,8 +134,8 @@ class PlanBuilder:
                 return x
             if self.value_of(x) == 1:
                 return y
-        if (x := self.value_of(a)) is not None and (y := self.value_of(b)) is not None:
-            return self.number(x * y)
+        if (p := self.value_of(a)) is not None and (q := self.value_of(b)) is not None:
+            return self.number(p * q)
         return self.add_node("mul", (a, b), self._broadcast(a, b))
 
     def unary(self, fn: str, a: int, **attrs: AttrValue) -> int:
@@ -278,4 +278,4 @@ class PlanBuilder:
         for f in factors:
             if self.value_of(f) == 0:
                 return f
-        return self.add_node(op, (*factors, *rest), axes, **attrs)
+        return self.add_node(op, (*factors, *rest), axes, "", **attrs)
