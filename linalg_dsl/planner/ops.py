@@ -52,6 +52,7 @@ _TABLE: tuple[OpInfo, ...] = (
     OpInfo("sum", "sum over the axis named by attr axis", "reduce"),
     OpInfo("amax", "max over the axis, a constant to the adjoint (a shift that cancels)", "reduce"),
     OpInfo("tokens", "a per-head value repeated for every token", "shape"),
+    OpInfo("expand", "a repeated along the axis named by attr axis (K or V): the adjoint of sum", "shape"),
     # products
     OpInfo("score", "[t,s] = x y^T, x and y [t,D]", "matmul"),
     OpInfo("apply", "[t,D] = A z, A [t,s], z [s,D]", "matmul"),
@@ -98,8 +99,15 @@ _TABLE: tuple[OpInfo, ...] = (
         True,
     ),
     OpInfo("pick", "attr index: entry of a solve: Z_1..Z_m, U_1..U_r", "solve"),
-    # carrying out a solve: made by the schedule, never by the planner
-    OpInfo("ut_transform", "T = (I - G Sigma)^-1 as r x r blocks [t,s]", "lowered", True),
+    # how kernels carry these out: made by the schedule, never by the planner
+    OpInfo("ut_transform", "T = (I - G Sigma)^-1 as r x r blocks [t,s]; picks row-major", "lowered", True),
+    OpInfo("total", "Lambda_{C<-0}", "lowered", True),
+    OpInfo(
+        "decay_adjoint",
+        "of A, x, y, w: the decay_apply, the transposed decay_apply and the pair_gate; picks 0, 1, 2",
+        "lowered",
+        True,
+    ),
 )
 
 OPS: dict[str, OpInfo] = {info.name: info for info in _TABLE}

@@ -57,8 +57,8 @@ class ChunkPlan:
             lines.append(" ".join(x for x in (head, attrs, f"# {node.label}" if node.label else "") if x))
         for name, direction, leaf, after in self.carries:
             lines.append(f"  carry {name} {direction}: %{leaf} -> %{after}")
-        for name, node in self.outputs:
-            lines.append(f"  output {name} = %{node}")
+        for name, result in self.outputs:
+            lines.append(f"  output {name} = %{result}")
         return "\n".join(lines)
 
     def live(self, roots: Iterable[int]) -> frozenset[int]:
@@ -159,6 +159,14 @@ class PlanBuilder:
 
     def tokens(self, a: int) -> int:
         return a if "t" in self.axes(a) else self.add_node("tokens", (a,), ("t", *self.axes(a)))
+
+    def expand(self, a: int, axes: Axes) -> int:
+        """The adjoint of a sum: repeats a value along the axes that it lacks."""
+        for axis in axes:
+            if axis not in self.axes(a):
+                have = tuple(x for x in axes if x == axis or x in self.axes(a))
+                a = self.tokens(a) if axis == "t" else self.add_node("expand", (a,), have, axis=axis)
+        return a
 
     def sum_to(self, a: int, axes: Axes) -> int:
         """The adjoint of a broadcast from ``axes``: sums over the axes that were missing."""
