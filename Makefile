@@ -1,0 +1,51 @@
+# Every target sets up .venv by itself. PYTHON picks the interpreter (3.10 or later), PIP_ARGS goes to
+# pip: on a machine without a GPU, PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# takes the small build of torch.
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV ?= .venv
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# the import package is put together from four folders; type checkers see it through links
+TYPED := build/typecheck
+
+.PHONY: demo test lint format test-gpu compile-all clean
+.DELETE_ON_ERROR:
+
+demo: $(STAMP)
+	$(BIN)/python -m linalg_dsl demo
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -q -m gpu
+
+compile-all: $(STAMP)
+	$(BIN)/python -m linalg_dsl compile --all --target all
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf $(TYPED)
+	mkdir -p $(TYPED)/linalg_dsl
+	ln -s $(abspath $(wildcard linalg_dsl/*.py linalg_dsl/py.typed linalg_dsl/*/)) $(TYPED)/linalg_dsl/
+	ln -s $(abspath codegen ops templates) $(TYPED)/linalg_dsl/
+	ln -s $(abspath tests) $(TYPED)/tests
+	cd $(TYPED) && $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath pyproject.toml) -p linalg_dsl
+	cd $(TYPED) && $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath pyproject.toml) tests
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[triton,test,dev]'
+	touch $@
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
