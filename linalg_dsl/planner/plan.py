@@ -193,6 +193,8 @@ class PlanBuilder:
         return self._unless_zero((x, z), "write", ("K", "V"))
 
     def mask(self, a: int, read: str) -> int:
+        if self.nodes[a].op == "mask" and self.nodes[a].attr("read") in (read, "exclusive"):
+            return a
         return self._unless_zero((a,), "mask", ("t", "s"), read=read)
 
     # -- decays -------------------------------------------------------------------------------

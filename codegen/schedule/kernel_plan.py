@@ -1,0 +1,90 @@
+"""``KernelPlan``: which ops run in which kernel, and what goes through memory between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from linalg_dsl.planner.ops import Axes
+from linalg_dsl.planner.plan import ChunkPlan
+
+Direction = Literal["forward", "reverse"]
+Axis = Literal["K", "V"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A value that one kernel writes and another reads.
+
+    ``element``: ``compute`` (the dtype of the products' operands) or ``float32``. ``saved`` buffers
+    are written by the forward and read by the backward; ``only_saved`` ones only if there is one.
+    """
+
+    node: int
+    name: str
+    axes: Axes
+    element: Literal["compute", "float32"]
+    saved: bool = False
+    only_saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """How the gate gradient's boundary term Lambda_{C<-0} o sum_V S_0 o dS_C is carried over chunks.
+
+    The forward K-split walk records, per chunk, sum_t x o dx of ``starts`` (pairs x, dx) and the row
+    norms of S_0, and S itself at every 8th boundary; the reverse one forms h = sum_V S o dS there,
+    b = clamp(h - sum_s y o dy) over ``ends``, and hands h = b + sum_t x o dx on.
+    """
+
+    node: int
+    starts: tuple[tuple[int, int], ...]
+    ends: tuple[tuple[int, int], ...]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel: what it reads, computes (in this order) and writes.
+
+    A ``walk`` owns one sequence, head and block of ``split``, keeps the state on chip and goes over
+    the chunks in ``direction``; a ``prep`` program owns one chunk and head.
+    """
+
+    name: str
+    family: Literal["prep", "walk"]
+    loads: tuple[int, ...]
+    body: tuple[int, ...]
+    stores: tuple[int, ...]
+    direction: Direction | None = None
+    split: Axis | None = None
+    carry: tuple[int, int] | None = None
+    boundary: Boundary | None = None
+
+    def __str__(self) -> str:
+        what = self.family if self.family == "prep" else f"{self.direction} walk, {self.split} split"
+        return f"{self.name}: {what}; {len(self.body)} ops, reads {len(self.loads)}, writes {len(self.stores)}"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """All kernels of one op. ``plan`` is the lowered plan whose nodes everything here numbers.
+
+    ``results``: (name, node) of the outputs and gradients; they are written by a kernel each, as are
+    ``buffers``.
+    """
+
+    plan: ChunkPlan
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...]
+    results: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        lines = [f"kernel plan {self.plan.name}"]
+        for phase, kernels in (("forward", self.forward), ("backward", self.backward)):
+            lines += [f"  {phase} {kernel}" for kernel in kernels]
+        for b in self.buffers:
+            note = "saved if a gradient is wanted" if b.only_saved else "saved" if b.saved else "temporary"
+            lines.append(f"  buffer {b.name} [{', '.join(b.axes)}] {b.element}, {note}")
+        return "\n".join(lines)
