@@ -34,14 +34,17 @@ class ChunkValues:
     nodes: tuple[Tensor | tuple[Tensor, ...], ...]
 
 
-def run_chunk(plan: ChunkPlan, values: Mapping[LeafKey, Tensor]) -> ChunkValues:
+def run_chunk(
+    plan: ChunkPlan, values: Mapping[LeafKey, Tensor], sizes: Mapping[str, int] | None = None
+) -> ChunkValues:
     """Evaluates a plan for one chunk.
 
     ``values`` has a tensor ``[*batch, *axes]`` for each leaf (numbers excepted), in one floating dtype;
-    batch dimensions may be anything that broadcasts. Raises ``InternalError`` for a missing leaf or one
+    batch dimensions may be anything that broadcasts. ``sizes`` gives those axes (t, K, V) that no leaf has.
+    Raises ``InternalError`` for a missing leaf or one
     whose size differs from that of the same axis elsewhere.
     """
-    sizes = _sizes(plan, values)
+    sizes = _sizes(plan, values, sizes or {})
     some = next(iter(values.values()))
     results: list[Tensor | tuple[Tensor, ...]] = []
     for node in plan.nodes:
@@ -113,7 +116,7 @@ def run_backward(
         values[("carry", state, "forward")] = states[index][state]
         values[("carry", state, "reverse")] = d_state
         values[("cotangent", forward.outputs[0][0], None)] = sequence.cut(d_o, index)
-        chunk = run_chunk(backward, values)
+        chunk = run_chunk(backward, values, sequence.sizes(index))
         d_state = chunk.carries[(state, "reverse")]
         grads.add(index, chunk.outputs)
     return {**grads.found, "initial_state": d_state}
@@ -143,6 +146,11 @@ class _Sequence:
                 return tensor.shape[-1]
         raise InternalError(f"no input of plan {self.plan.name} has the axis {axis}")
 
+    def sizes(self, index: int) -> dict[str, int]:
+        start, end = self.bounds[index]
+        big = {a for n in self.plan.nodes if n.op in ("input", "param") for a in n.axes} & {"K", "V"}
+        return {"t": end - start, **{axis: self.size(axis) for axis in sorted(big)}}
+
     def initial(self, given: Tensor | Mapping[str, Tensor] | None) -> dict[str, Tensor]:
         states: dict[str, Tensor] = {}
         for name, _, leaf, _ in self.plan.carries:
@@ -160,7 +168,7 @@ class _Sequence:
             values = self.leaves(self.plan, index)
             for name, state in boundary[-1].items():
                 values[("carry", name, "forward")] = state
-            chunk = run_chunk(self.plan, values)
+            chunk = run_chunk(self.plan, values, self.sizes(index))
             outputs.append(chunk.outputs)
             boundary.append({name: chunk.carries[(name, "forward")] for name in states})
         return outputs, boundary
@@ -229,8 +237,10 @@ class _Gradients:
                 part += value.expand(*batch, *part.shape[1:]).sum(0)
 
 
-def _sizes(plan: ChunkPlan, values: Mapping[LeafKey, Tensor]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
+def _sizes(plan: ChunkPlan, values: Mapping[LeafKey, Tensor], known: Mapping[str, int]) -> dict[str, int]:
+    sizes = dict(known)
+    if "t" in sizes:
+        sizes["s"] = sizes["t"]
     for node in plan.nodes:
         if node.op not in LEAVES:
             continue
