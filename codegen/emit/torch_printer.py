@@ -116,9 +116,11 @@ def method(a: Text, name: str, *args: str, axes: Axes | None = None) -> Text:
 class ChunkPrinter:
     """Prints the nodes that ``roots`` need, in plan order.
 
-    ``leaves`` gives the identifiers of inputs, params, consts, carries and cotangents by (op, name);
+    ``leaves`` gives the identifiers of inputs, params, consts, carries and cotangents by (op, name), a
+    reverse carry under "carry_reverse";
     ``like`` is the identifier of a tensor [B, H, K, V] whose type and device new tensors take. After
-    ``run``, ``lines`` holds the statements and ``used`` the helper functions they call.
+    ``run``, ``lines`` holds the statements, ``used`` the helper functions they call and ``sizes`` which of
+    the sizes C, K, V they mention.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class ChunkPrinter:
         self.like = like
         self.lines: list[str] = []
         self.used: set[str] = set()
+        self.sizes: set[str] = set()
         self._text: dict[int, Text] = {}
         self._systems: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[Text]]] = {}
         self._solved: dict[int, list[Text]] = {}
@@ -140,8 +143,10 @@ class ChunkPrinter:
         wanted = list(roots)
         live = self.plan.live(wanted)
         for i in live:
-            for a in self.plan.nodes[i].args:
-                self._uses[a] = self._uses.get(a, 0) + 1
+            node = self.plan.nodes[i]
+            weight = 2 if node.op in ("solve", "solve_t") else 1  # a solve mentions its operands repeatedly
+            for a in node.args:
+                self._uses[a] = self._uses.get(a, 0) + weight
         for i in sorted(live):
             node = self.plan.nodes[i]
             if node.op in ("solve", "solve_t"):
@@ -203,7 +208,9 @@ class ChunkPrinter:
                 axis = str(attrs["axis"])
                 return method(args[0], node.op, str(_dim(args[0].axes, axis)), axes=node.axes)
             case "tokens":
-                return self._tokens(args[0])
+                return self._repeated(args[0], "t", node.axes)
+            case "expand":
+                return self._repeated(args[0], str(attrs["axis"]), node.axes)
             case _:
                 return self._chunk_op(node, args, attrs)
 
@@ -264,7 +271,8 @@ class ChunkPrinter:
         return call(name, *args, axes=axes)
 
     def _leaf(self, node: Node, attrs: Mapping[str, object]) -> Text:
-        name = self.leaves[node.op, str(attrs["name"])]
+        kind = "carry_reverse" if attrs.get("direction") == "reverse" else node.op
+        name = self.leaves[kind, str(attrs["name"])]
         row = attrs.get("row")
         if row is None:
             return Text(name, ATOM, node.axes)
@@ -308,9 +316,12 @@ class ChunkPrinter:
         """A Python float as a per-head tensor, for functions that take tensors only."""
         return Text(f"{self.like}.new_full((1, 1), {x.code})", ATOM) if x.scalar else x
 
-    def _tokens(self, x: Text) -> Text:
-        self.used.add("every_token")
-        return call("every_token", self._tensor(x), "C", axes=("t", *x.axes))
+    def _repeated(self, x: Text, axis: str, axes: Axes) -> Text:
+        """A value repeated along an axis that it lacks."""
+        self.used.add("repeat")
+        size = {"t": "C", "K": "K", "V": "V"}[axis]
+        self.sizes.add(size)
+        return call("repeat", self._tensor(x), str(_dim(axes, axis)), size, axes=axes)
 
     # -- the unit-triangular solve --------------------------------------------------------------
     def _solve(self, i: int, node: Node, live: frozenset[int]) -> None:

@@ -1,0 +1,216 @@
+"""The forward and backward chunk plans as one plain PyTorch module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from linalg_dsl.codegen.emit.names import Names, ascii_text
+from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.torch_helpers import helper_sources
+from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter, Text
+from linalg_dsl.errors import ArgumentError, InternalError
+from linalg_dsl.language.printer import show_spec
+from linalg_dsl.language.spec import Input, RecurrenceSpec
+from linalg_dsl.planner.form import CanonicalRecurrence
+from linalg_dsl.planner.plan import ChunkPlan
+
+CHUNK = 64
+CHANNEL_CHUNK = 64
+"""Tokens per chunk where the caller does not say; the second with a decay per channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchModule:
+    """What templates/torch_module.py.jinja asks for."""
+
+    title: str
+    version: str
+    equations: tuple[str, ...]
+    name_literal: str
+    input_names: str
+    const_names: str
+    chunk: int
+    inputs: tuple[str, ...]
+    timed: tuple[bool, ...]
+    forward_args: tuple[str, ...]
+    forward_lines: tuple[str, ...]
+    forward_result: str
+    backward_args: tuple[str, ...]
+    backward_lines: tuple[str, ...]
+    backward_result: str
+    has_gradient: tuple[bool, ...]
+    output_like: int
+    first_timed: int
+    head_counts: str
+    key_from: int
+    key_axis: int
+    value_from: int
+    value_axis: int
+    helpers: tuple[str, ...]
+
+
+def emit_torch(
+    canonical: CanonicalRecurrence, forward: ChunkPlan, backward: ChunkPlan, chunk_size: int | None = None
+) -> str:
+    """The text of a module with ``forward`` and ``backward`` over whole sequences.
+
+    The text depends on nothing but the arguments and this package's version.
+    """
+    spec = canonical.spec
+    ((state, _, _, after),) = forward.carries
+    ((output, o_node),) = forward.outputs
+    consts = run_time_consts(spec, forward, backward)
+    fwd = _Function(spec, forward, consts, (("carry", state),), ("S",))
+    o, s_next = fwd.printer.run([o_node, after])
+    bwd = _Function(
+        spec,
+        backward,
+        consts,
+        (("carry", state), ("carry_reverse", state), ("cotangent", output)),
+        ("S", "dS", f"d_{output}"),
+    )
+    ((_, _, _, before),) = [c for c in backward.carries if c[1] == "reverse"]
+    gradients = dict(backward.outputs)
+    texts = bwd.printer.run([before, *gradients.values()])
+    d_state, parts = texts[0], dict(zip(gradients, texts[1:], strict=True))
+    first = "torch.zeros_like(dS)" if d_state.scalar else d_state.code
+    numbers = dict(canonical.consts)
+    grads = [_gradient(decl, parts, numbers) for decl in spec.inputs]
+    token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
+    key, value = _axis_source(spec, "K"), _axis_source(spec, "V")
+    return render(
+        "torch_module.py.jinja",
+        TorchModule(
+            title=ascii_text(spec.name),
+            version=version("linalg_dsl"),
+            equations=equations(spec),
+            name_literal=f'"{ascii(spec.name)[1:-1]}"',
+            input_names=_literal(i.name for i in spec.inputs),
+            const_names=_literal(consts),
+            chunk=chunk_size or default_chunk(canonical),
+            inputs=tuple(fwd.inputs),
+            timed=tuple(i.timed for i in spec.inputs),
+            forward_args=tuple(fwd.args),
+            forward_lines=fwd.body(token),
+            forward_result=f"{o.code}, {s_next.code}",
+            backward_args=tuple(bwd.args),
+            backward_lines=bwd.body(token),
+            backward_result=f"{first}, {_tuple(grads)}",
+            has_gradient=tuple(g != "None" for g in grads),
+            output_like=output_like(spec),
+            first_timed=token,
+            head_counts=", ".join(
+                f"tensors[{i}].shape[{2 if decl.timed else 0}]" for i, decl in enumerate(spec.inputs)
+            ),
+            key_from=key[0],
+            key_axis=key[1],
+            value_from=value[0],
+            value_axis=value[1],
+            helpers=helper_sources(fwd.printer.used | bwd.printer.used),
+        ),
+    )
+
+
+class _Function:
+    """Argument names and the printer of one chunk function."""
+
+    def __init__(
+        self,
+        spec: RecurrenceSpec,
+        plan: ChunkPlan,
+        consts: tuple[str, ...],
+        leading: tuple[tuple[str, str], ...],
+        wanted: tuple[str, ...],
+    ) -> None:
+        names = Names(reserved=("C", "K", "V"))
+        leaves = {key: names.unique(name) for key, name in zip(leading, wanted, strict=True)}
+        first = [leaves[key] for key in leading]
+        self.inputs = []
+        for decl in spec.inputs:
+            leaves["input" if decl.timed else "param", decl.name] = name = names.unique(decl.name)
+            self.inputs.append(name)
+        last = []
+        for const in consts:
+            leaves["const", const] = name = names.unique(const)
+            last.append(name)
+        self.args = [*first, *self.inputs, *last]
+        self.printer = ChunkPrinter(plan, leaves, names, like="S")
+
+    def body(self, token: int) -> tuple[str, ...]:
+        """The statements, after the sizes that they mention."""
+        used = self.printer.sizes
+        lines = [f"C = {self.inputs[token]}.shape[2]"] if "C" in used else []
+        if used & {"K", "V"}:
+            lines.append("K, V = S.shape[-2:]")
+        return (*lines, *self.printer.lines)
+
+
+def default_chunk(canonical: CanonicalRecurrence) -> int:
+    """Tokens per chunk where the caller does not say."""
+    return CHANNEL_CHUNK if canonical.recurrences[0].decay.kind == "channel" else CHUNK
+
+
+def run_time_consts(spec: RecurrenceSpec, *plans: ChunkPlan) -> tuple[str, ...]:
+    """The consts that a module takes as numbers at each call, in declaration order."""
+    used = {str(n.attr("name")) for plan in plans for n in plan.nodes if n.op == "const"}
+    declared = [c.name for c in spec.consts]
+    if unknown := used - set(declared):
+        raise InternalError(f"a plan uses undeclared consts {sorted(unknown)}")
+    return tuple(c for c in declared if c in used)
+
+
+def output_like(spec: RecurrenceSpec) -> int:
+    """The position of the tensor whose dtype the output takes: the first that is V-shaped."""
+    ranked = [
+        i for timed in (True, False) for i, d in enumerate(spec.inputs) if d.timed == timed and "V" in d.dims
+    ]
+    return ranked[0] if ranked else 0
+
+
+def equations(spec: RecurrenceSpec) -> tuple[str, ...]:
+    """The declaration as the user would write it, in ASCII."""
+    return tuple(ascii_text(line).rstrip() for line in show_spec(spec).splitlines() if line.strip())
+
+
+def _axis_source(spec: RecurrenceSpec, axis: str) -> tuple[int, int]:
+    """Which tensor tells the size of K or V, and at which of its axes."""
+    for i, decl in enumerate(spec.inputs):
+        if axis in decl.dims:
+            return i, decl.dims.index(axis) - len(decl.dims)
+    raise ArgumentError(f"{spec.name}: no input has the axis {axis}, so nothing says how large it is")
+
+
+def _gradient(decl: Input, parts: dict[str, Text], numbers: Mapping[str, float]) -> str:
+    """One gradient of the shape of the input: rows stacked, zero where unused; "None" where there is none."""
+    whole = parts.get(f"d_{decl.name}")
+    if whole is not None:
+        return whole.code
+    rows = [parts.get(f"d_{decl.name}[{j}]") for j in range(_row_count(decl, numbers))]
+    used = [row.code for row in rows if row is not None]
+    if not used:
+        return "None"
+    stacked = ", ".join(f"torch.zeros_like({used[0]})" if row is None else row.code for row in rows)
+    return f"torch.stack([{stacked}], {-len(decl.dims)})"
+
+
+def _row_count(decl: Input, numbers: Mapping[str, float]) -> int:
+    """n of an input [n, D] or [n], else 0."""
+    match decl.dims:
+        case (int(n), *_):
+            return n
+        case (str(n), *_) if n not in ("K", "V"):
+            return int(numbers[n])
+        case _:
+            return 0
+
+
+def _tuple(items: Iterable[str]) -> str:
+    given = list(items)
+    return f"({', '.join(given)}{',' if len(given) == 1 else ''})"
+
+
+def _literal(names: Iterable[str]) -> str:
+    """A tuple of strings, in ASCII."""
+    return _tuple('"' + ascii(name)[1:-1] + '"' for name in names)
