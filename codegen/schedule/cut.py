@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from linalg_dsl.codegen.schedule.kernel_plan import Axis, Boundary, Buffer, Direction, Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import (
+    Axis,
+    Boundary,
+    Buffer,
+    Direction,
+    Element,
+    Kernel,
+    KernelPlan,
+)
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import OPS, contracted_axes
 from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
@@ -19,6 +27,7 @@ _LEAVES = ("input", "param", "const", "number", "cotangent")
 _SIZES = {"t": 1.0, "s": 32.0, "K": 128.0, "V": 128.0}
 """Nominal extents per token, to compare bytes; only their order matters."""
 _PER_CHUNK = 1 / 32
+_WALKS: tuple[tuple[Direction, Axis], ...] = (("forward", "V"), ("forward", "K"), ("reverse", "V"), ("reverse", "K"))
 _RECOMPUTE_IF_WITHIN = 1.25
 """Form a value again unless its operands cost this much more to read than the value itself."""
 
@@ -54,7 +63,10 @@ class _Cut:
         self.plan = plan
         self.boundary = boundary
         self.nodes = plan.nodes
-        self.carry = {direction: (leaf, after) for _, direction, leaf, after in plan.carries}
+        self.carry: dict[Direction, tuple[int, int]] = {
+            "forward" if direction == "forward" else "reverse": (leaf, after)
+            for _, direction, leaf, after in plan.carries
+        }
         self.depends = self._dependencies()
         self.users = self._users()
         self.results = plan.outputs
@@ -98,7 +110,7 @@ class _Cut:
                     out.append(Buffer(n, name, node.axes, self._element(n), saved, n in extra))
         return tuple(out)
 
-    def _element(self, n: int) -> str:  # type: ignore[return]
+    def _element(self, n: int) -> Element:
         """Operands of products go in the compute dtype; gates, factors and partial sums in float32."""
         node = self.nodes[n]
         if node.axes == ("t", "s"):
@@ -117,7 +129,7 @@ class _Cut:
 
     # -- facts about nodes --------------------------------------------------------------------------
     def _dependencies(self) -> list[int]:
-        out = []
+        out: list[int] = []
         for node in self.nodes:
             bits = 0
             if node.op == "carry":
@@ -203,7 +215,7 @@ class _Phase:
     def _next_walk(self, remaining: set[int], available: set[int], walks: list[_Walk]) -> _Walk:
         best: tuple[bool, int, _Walk] | None = None
         taken = {(w.direction, w.split) for w in walks}
-        for direction, split in (("forward", "V"), ("forward", "K"), ("reverse", "V"), ("reverse", "K")):
+        for direction, split in _WALKS:
             if direction not in self.cut.carry or (direction, split) in taken:
                 continue
             if self.cut.boundary and (direction, split) == ("reverse", "K") and ("forward", "K") not in taken:
@@ -212,16 +224,16 @@ class _Phase:
             heavy = {n for n in made if self._heavy(n)}
             if heavy:
                 complete = heavy >= self._could_make(direction, split, remaining)
-                option = (complete, len(heavy), _Walk(direction, split, frozenset(made)))  # type: ignore[arg-type]
+                option = (complete, len(heavy), _Walk(direction, split, frozenset(made)))
                 if best is None or option[:2] > best[:2]:
                     best = option
         if best is None:
             raise InternalError("no walk can make what is left: the recurrence contracts both axes at once")
         return best[2]
 
-    def _makeable(self, direction: str, split: str, available: set[int], wanted: set[int]) -> set[int]:
+    def _makeable(self, direction: Direction, split: str, available: set[int], wanted: set[int]) -> set[int]:
         """The wanted values that a walk can make (greatest fixed point over its carry)."""
-        leaf, after = self.cut.carry[direction]  # type: ignore[index]
+        leaf, after = self.cut.carry[direction]
         for keep_state in (True, False):
             known: dict[int, bool] = {leaf: keep_state}
             if not keep_state:
@@ -377,7 +389,7 @@ class _Phase:
         )  # fmt: skip
 
     def _named(self, kernels: list[Kernel]) -> list[Kernel]:
-        out = []
+        out: list[Kernel] = []
         last = len(kernels) - 1
         for i, k in enumerate(kernels):
             if k.family == "walk":
@@ -431,7 +443,7 @@ class _Phase:
         carried = bool(cut.depends[n] & _CARRIES)
         if walk and n in walk.made:
             return n in memory and n not in walk.made
-        elementwise = OPS[node.op].kind in ("elementwise", "shape")
+        elementwise = self._elementwise(n)
         if walk is None:
             if not carried:
                 return n in memory and not elementwise
@@ -446,13 +458,31 @@ class _Phase:
         return not (here and (node.op in ("score", "mask", "write") or self._cheaper_again(n, memory, draft)))
 
     def _shares_operands(self, n: int) -> bool:
-        """Whether a walk's value is better formed again outside: its operands leave the walk anyway."""
-        made = self.maker[n].made if n in self.maker else frozenset[int]()
-        carried = [a for a in self.nodes[n].args if self.cut.depends[a] & _CARRIES]
-        return any(sum(self._leaves(u, made) for u in self._wanted_users(a)) > 1 for a in carried)
+        """Whether a walk's elementwise value is better formed again outside.
 
-    def _leaves(self, n: int, made: frozenset[int]) -> bool:
-        return n not in made or any(u not in made for u in self._wanted_users(n))
+        It is where what it is made of has to leave the walk for another value as well.
+        """
+        made = self.maker[n].made if n in self.maker else frozenset[int]()
+        return any(len(self._leaving(root, made)) > 1 for root in self._elementwise_roots(n))
+
+    def _elementwise_roots(self, n: int) -> set[int]:
+        """The carried values that are not elementwise behind an elementwise one."""
+        if not self._elementwise(n):
+            return {n}
+        carried = [a for a in self.nodes[n].args if self.cut.depends[a] & _CARRIES]
+        return {root for a in carried for root in self._elementwise_roots(a)}
+
+    def _leaving(self, n: int, made: frozenset[int]) -> set[int]:
+        """n and the elementwise values made of it in its walk, as far as others use them."""
+        users = self._wanted_users(n)
+        out = {n} if any(u not in made for u in users) or n in self.targets else set()
+        for u in users:
+            if u in made and self._elementwise(u):
+                out |= self._leaving(u, made)
+        return out
+
+    def _elementwise(self, n: int) -> bool:
+        return OPS[self.nodes[n].op].kind in ("elementwise", "shape")
 
     def _wanted_users(self, n: int) -> list[int]:
         return [u for u in self.cut.users[n] if u in self.needed]

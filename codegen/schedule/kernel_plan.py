@@ -10,6 +10,7 @@ from linalg_dsl.planner.plan import ChunkPlan
 
 Direction = Literal["forward", "reverse"]
 Axis = Literal["K", "V"]
+Element = Literal["compute", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Buffer:
     node: int
     name: str
     axes: Axes
-    element: Literal["compute", "float32"]
+    element: Element
     saved: bool = False
     only_saved: bool = False
 
