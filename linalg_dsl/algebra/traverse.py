@@ -1,0 +1,82 @@
+"""Walking and rebuilding expressions: written once, so that passes list only the nodes they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from linalg_dsl.algebra.expr import (
+    Call,
+    Diag,
+    Expr,
+    Hadamard,
+    Identity,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Symbol,
+    Transpose,
+    add,
+    call,
+    diag,
+    divide,
+    hadamard,
+    mul,
+    power,
+    transpose,
+    with_span,
+)
+from linalg_dsl.errors import InternalError
+
+
+def rebuild(expr: Expr, children: Sequence[Expr]) -> Expr:
+    """The same node over other children, through the constructors, keeping its span."""
+    match expr:
+        case Number() | Symbol() | Identity():
+            return expr
+        case Sum():
+            made = add(children)
+        case Product():
+            made = mul(children)
+        case Hadamard():
+            made = hadamard(children)
+        case Quotient():
+            made = divide(*children)
+        case Power():
+            made = power(*children)
+        case Transpose():
+            made = transpose(children[0])
+        case Diag():
+            made = diag(children[0])
+        case Call(function, _):
+            made = call(function, children)
+        case _:
+            raise InternalError(f"unknown expression {type(expr).__name__}")
+    return made if made.span is not None else with_span(made, expr.span)
+
+
+def transform(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """Applies ``change`` to every node from the leaves up; untouched subtrees are kept as they are."""
+    children = expr.children
+    changed = tuple(transform(c, change) for c in children)
+    if any(new is not old for new, old in zip(changed, children, strict=True)):
+        expr = rebuild(expr, changed)
+    return change(expr)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """Every node, parents first."""
+    yield expr
+    for child in expr.children:
+        yield from walk(child)
+
+
+def symbols(expr: Expr) -> list[Symbol]:
+    """The symbols in order of appearance, each once."""
+    return list(dict.fromkeys(node for node in walk(expr) if isinstance(node, Symbol)))
+
+
+def mentions(expr: Expr, wanted: Callable[[Symbol], bool]) -> bool:
+    """Whether some symbol of the expression is wanted."""
+    return any(isinstance(node, Symbol) and wanted(node) for node in walk(expr))
