@@ -463,7 +463,7 @@ class _Phase:
         It is where what it is made of has to leave the walk for another value as well.
         """
         made = self.maker[n].made if n in self.maker else frozenset[int]()
-        return any(len(self._leaving(root, made)) > 1 for root in self._elementwise_roots(n))
+        return any(self._leaving(root, made, n) for root in self._elementwise_roots(n))
 
     def _elementwise_roots(self, n: int) -> set[int]:
         """The carried values that are not elementwise behind an elementwise one."""
@@ -472,14 +472,16 @@ class _Phase:
         carried = [a for a in self.nodes[n].args if self.cut.depends[a] & _CARRIES]
         return {root for a in carried for root in self._elementwise_roots(a)}
 
-    def _leaving(self, n: int, made: frozenset[int]) -> set[int]:
-        """n and the elementwise values made of it in its walk, as far as others use them."""
+    def _leaving(self, n: int, made: frozenset[int], without: int) -> bool:
+        """Whether n, or an elementwise value made of it in its walk other than through one, leaves it."""
         users = self._wanted_users(n)
-        out = {n} if any(u not in made for u in users) or n in self.targets else set()
-        for u in users:
-            if u in made and self._elementwise(u):
-                out |= self._leaving(u, made)
-        return out
+        if n == without:
+            return False
+        return (
+            n in self.targets
+            or any(u not in made for u in users)
+            or any(self._leaving(u, made, without) for u in users if self._elementwise(u))
+        )
 
     def _elementwise(self, n: int) -> bool:
         return OPS[self.nodes[n].op].kind in ("elementwise", "shape")
