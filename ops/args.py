@@ -1,0 +1,229 @@
+"""The arguments of a call: by order or by name, checked without touching their data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
+from linalg_dsl.errors import ArgumentError, InternalError
+from linalg_dsl.language.spec import Input, RecurrenceSpec
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+RESERVED = frozenset({"initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu", "max_seqlen"})
+"""Keyword arguments of every call, so no input, param or const may have such a name."""
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """One call, checked: the tensors in declaration order, and what the call is about."""
+
+    tensors: tuple[Tensor, ...]
+    consts: tuple[tuple[str, float], ...]
+    sizes: tuple[tuple[str, int], ...]
+    """Of K, V and the other named axes, and B, T, H, N (number of sequences)."""
+
+    def size(self, name: str) -> int:
+        for key, value in self.sizes:
+            if key == name:
+                return value
+        raise InternalError(f"no size {name}")
+
+
+def bind(
+    spec: RecurrenceSpec,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> BoundCall:
+    """Matches arguments to declarations and checks shapes, head counts, types and devices.
+
+    Raises ``ArgumentError`` naming the argument, what was expected and what came.
+    """
+    tensors, consts = _match(spec, args, kwargs)
+    first = next((x for x, d in zip(tensors, spec.inputs, strict=True) if d.timed), None)
+    if first is None:
+        raise ArgumentError(f"{spec.name} has no input with a time axis")
+    sizes: dict[str, int] = {}
+    heads = 1
+    for decl, x in zip(spec.inputs, tensors, strict=True):
+        _check_tensor(spec, decl, x, first)
+        axis = 2 if decl.timed else 0
+        heads = max(heads, x.shape[axis])
+        for dim, size in zip(decl.dims, x.shape[axis + 1 :], strict=True):
+            _check_size(spec, decl, x, sizes, dim, size)
+    for decl, x in zip(spec.inputs, tensors, strict=True):
+        have = x.shape[2 if decl.timed else 0]
+        if have == 0 or heads % have:
+            raise ArgumentError(
+                f"{spec.name}: {decl.name} has {have} heads; a head count equals or divides the largest, {heads}"
+            )
+    sizes |= {"B": first.shape[0], "T": first.shape[1], "H": heads, "N": first.shape[0]}
+    if cu_seqlens is not None:
+        sizes["N"] = _check_offsets(spec, cu_seqlens, first)
+    if initial_state is not None:
+        _check_state(spec, initial_state, sizes, first)
+    return BoundCall(tensors, consts, tuple(sizes.items()))
+
+
+def const_numbers(
+    spec: RecurrenceSpec, sizes: Mapping[str, int], given: Mapping[str, float]
+) -> dict[str, float]:
+    """The value of every const in plain floats: as given, else as declared."""
+    values: dict[str, float] = {}
+    for const in spec.consts:
+        if const.name in given:
+            values[const.name] = float(given[const.name])
+        else:
+            scope = {**{k: float(v) for k, v in sizes.items()}, **values}
+            values[const.name] = _number(const.value, scope)
+    return values
+
+
+def check_offsets_data(spec_name: str, cu_seqlens: Tensor, length: int) -> None:
+    """Looks at the offsets themselves (CPU tensors only: elsewhere it would wait for the device)."""
+    offsets = cu_seqlens.tolist()
+    if offsets[0] != 0 or offsets[-1] != length or any(b < a for a, b in pairwise(offsets)):
+        raise ArgumentError(
+            f"{spec_name}: cu_seqlens must rise from 0 to T = {length}, got {offsets[:8]}"
+            f"{' ...' if len(offsets) > 8 else ''} ending in {offsets[-1]}"
+        )
+
+
+def layout(decl: Input) -> str:
+    """``[B, T, H, K]`` or, of a param, ``[H, K]``."""
+    return f"[{', '.join([*(('B', 'T', 'H') if decl.timed else ('H',)), *map(str, decl.dims)])}]"
+
+
+def _match(
+    spec: RecurrenceSpec, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Tensor, ...], tuple[tuple[str, float], ...]]:
+    names = [d.name for d in spec.inputs]
+    if len(args) > len(names):
+        raise ArgumentError(f"{spec.name} takes {len(names)} tensors ({', '.join(names)}), got {len(args)}")
+    given = dict(zip(names, args, strict=False))
+    consts: list[tuple[str, float]] = []
+    const_names = [c.name for c in spec.consts]
+    for name, value in kwargs.items():
+        if name in given:
+            raise ArgumentError(f"{spec.name}: {name} is given twice, by position and by name")
+        if name in const_names:
+            if not isinstance(value, (int, float)):
+                raise ArgumentError(f"{spec.name}: const {name} must be a number, got {type(value).__name__}")
+            consts.append((name, float(value)))
+        elif name in names:
+            given[name] = value
+        else:
+            raise ArgumentError(
+                f"{spec.name} has no argument {name!r}; it takes {', '.join([*names, *const_names])}"
+            )
+    missing = [n for n in names if n not in given]
+    if missing:
+        raise ArgumentError(f"{spec.name}: missing {', '.join(missing)}; it takes {', '.join(names)}")
+    return tuple(given[n] for n in names), tuple(sorted(consts))
+
+
+def _check_tensor(spec: RecurrenceSpec, decl: Input, x: Any, first: Tensor) -> None:
+    where = f"{spec.name}: {decl.name}"
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{where} must be a tensor {layout(decl)}, got {type(x).__name__}")
+    lead = 3 if decl.timed else 1
+    if x.dim() != lead + len(decl.dims):
+        raise ArgumentError(f"{where} must be {layout(decl)}, got shape {tuple(x.shape)}")
+    if x.dtype not in FLOATING:
+        raise ArgumentError(f"{where} must be float16, bfloat16, float32 or float64, got {x.dtype}")
+    if x.device != first.device:
+        raise ArgumentError(f"{where} is on {x.device}, expected {first.device} like the others")
+    if decl.timed and (x.shape[0] != first.shape[0] or x.shape[1] != first.shape[1]):
+        raise ArgumentError(
+            f"{where} has B, T = {tuple(x.shape[:2])}, expected {tuple(first.shape[:2])} like the others"
+        )
+
+
+def _check_size(
+    spec: RecurrenceSpec, decl: Input, x: Tensor, sizes: dict[str, int], dim: str | int, size: int
+) -> None:
+    expected = dim if isinstance(dim, int) else sizes.setdefault(dim, size)
+    if size != expected:
+        raise ArgumentError(
+            f"{spec.name}: {decl.name} {layout(decl)} has shape {tuple(x.shape)}: axis {dim} is {size}, "
+            f"expected {expected}"
+        )
+    if size == 0:
+        raise ArgumentError(f"{spec.name}: axis {dim} of {decl.name} is empty")
+
+
+def _check_offsets(spec: RecurrenceSpec, cu_seqlens: Any, first: Tensor) -> int:
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        kind = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
+        raise ArgumentError(f"{spec.name}: cu_seqlens must be an int32 or int64 tensor, got {kind}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise ArgumentError(f"{spec.name}: cu_seqlens must be [N + 1], got shape {tuple(cu_seqlens.shape)}")
+    if first.shape[0] != 1:
+        raise ArgumentError(f"{spec.name}: with cu_seqlens the batch must be 1, got {first.shape[0]}")
+    if cu_seqlens.device != first.device:
+        raise ArgumentError(f"{spec.name}: cu_seqlens is on {cu_seqlens.device}, expected {first.device}")
+    return cu_seqlens.shape[0] - 1
+
+
+def _check_state(spec: RecurrenceSpec, state: Any, sizes: Mapping[str, int], first: Tensor) -> None:
+    where = f"{spec.name}: initial_state"
+    if not isinstance(state, Tensor) or state.dtype not in FLOATING:
+        kind = state.dtype if isinstance(state, Tensor) else type(state).__name__
+        raise ArgumentError(f"{where} must be a floating-point tensor, got {kind}")
+    dims = spec.states[0].dims
+    expected = (sizes["N"], sizes["H"], *(d if isinstance(d, int) else sizes.get(d, -1) for d in dims))
+    if tuple(state.shape) != expected:
+        raise ArgumentError(
+            f"{where} must be [N, H, {', '.join(map(str, dims))}] = {expected}, "
+            f"got shape {tuple(state.shape)}"
+        )
+    if state.device != first.device:
+        raise ArgumentError(f"{where} is on {state.device}, expected {first.device} like the inputs")
+
+
+def _number(expr: Expr, scope: Mapping[str, float]) -> float:
+    match expr:
+        case Number(value):
+            return float(value)
+        case Symbol(name=name):
+            if name not in scope:
+                raise ArgumentError(f"a const depends on {name}, whose value is not known")
+            return scope[name]
+        case Sum(terms):
+            return math.fsum(_number(t, scope) for t in terms)
+        case Product(factors):
+            return math.prod(_number(f, scope) for f in factors)
+        case Quotient(numerator, denominator):
+            return _number(numerator, scope) / _number(denominator, scope)
+        case Power(base, exponent):
+            return float(_number(base, scope) ** _number(exponent, scope))
+        case Call(function, args):
+            return _function(function, [_number(a, scope) for a in args])
+        case _:
+            raise InternalError(f"{type(expr).__name__} in the value of a const")
+
+
+def _function(name: str, args: Sequence[float]) -> float:
+    """A function of numbers, through torch so that there is one meaning of each."""
+    x = torch.tensor(args[0], dtype=torch.float64)
+    match name:
+        case "exp" | "log" | "sigmoid" | "tanh" | "relu" | "sqrt" | "rsqrt" | "abs" | "sign":
+            return float(getattr(torch, name)(x))
+        case "logsigmoid" | "softplus" | "silu" | "elu":
+            return float(getattr(torch.nn.functional, name)(x))
+        case "min":
+            return min(args)
+        case "max":
+            return max(args)
+        case "clamp":
+            return min(max(args[0], args[1]), args[2])
+        case _:
+            raise ArgumentError(f"the value of a const cannot use {name}")

@@ -1,0 +1,192 @@
+"""Registers emitted modules as torch operators: forward, backward, fake kernels, autograd.
+
+An emitted module has ``forward`` and ``backward`` over whole sequences (one contract for every
+backend). Each module becomes two operators, ``linalg_dsl::<name>_<hash8>`` and its ``_backward``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linalg_dsl.codegen.cache import load_module, module_key
+from linalg_dsl.codegen.emit.names import Names, ascii_identifier
+from linalg_dsl.errors import InternalError
+from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops.args import check_offsets_data
+
+NAMESPACE = "linalg_dsl"
+_ARGUMENTS = (
+    "initial_state", "consts", "cu_seqlens", "output_final_state", "save", "residuals", "saved", "d_o", "d_state",
+)  # fmt: skip
+_LOCK = threading.RLock()
+_REGISTERED: dict[str, Operator] = {}
+BeforeCall = Callable[[ModuleType, tuple[Tensor, ...]], None]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A registered pair of operators: ``torch.ops.linalg_dsl.<name>`` and ``<name>_backward``."""
+
+    name: str
+    key: str
+    module: ModuleType
+    consts: tuple[str, ...]
+
+
+def register(spec: RecurrenceSpec, text: str, before_call: BeforeCall | None = None) -> Operator:
+    """Loads the module with this text and registers its operators; once per text in a process.
+
+    ``before_call`` is called with the module and the tensors before a forward on real data.
+    """
+    base = ascii_identifier(spec.name)[:60]
+    key = module_key(text)
+    name = f"{base}_{key[:8]}"
+    with _LOCK:
+        found = _REGISTERED.get(name)
+        if found is None:
+            module = load_module(base, text)
+            if tuple(module.INPUTS) != tuple(d.name for d in spec.inputs):
+                raise InternalError(f"module {name} takes {module.INPUTS}")
+            _Registration(spec, name, module, before_call).run()
+            found = _REGISTERED[name] = Operator(name, key, module, tuple(module.CONSTS))
+        if found.key != key:
+            raise InternalError(f"two modules share the name {name}")
+        return found
+
+
+class _Registration:
+    """The functions behind one pair of operators."""
+
+    def __init__(
+        self, spec: RecurrenceSpec, name: str, module: ModuleType, before_call: BeforeCall | None
+    ) -> None:
+        self.spec = spec
+        self.name = name
+        self.module = module
+        self.before_call = before_call
+        self.count = len(spec.inputs)
+        names = Names(reserved=_ARGUMENTS)
+        self.names = [names.unique(d.name) for d in spec.inputs]
+
+    def run(self) -> None:
+        tensors = ", ".join(f"Tensor {n}" for n in self.names)
+        common = f"{tensors}, Tensor? initial_state, float[] consts, Tensor? cu_seqlens"
+        forward = torch.library.custom_op(
+            f"{NAMESPACE}::{self.name}",
+            self.forward,
+            mutates_args=(),
+            schema=f"({common}, bool output_final_state, bool save) -> (Tensor, Tensor, Tensor[])",
+        )
+        backward = torch.library.custom_op(
+            f"{NAMESPACE}::{self.name}_backward",
+            self.backward,
+            mutates_args=(),
+            schema=f"({common}, bool saved, Tensor[] residuals, Tensor d_o, Tensor? d_state) -> Tensor[]",
+        )
+        forward.register_fake(self.forward_fake)
+        backward.register_fake(self.backward_fake)
+        forward.register_autograd(self.differentiate, setup_context=self.keep)
+        backward.register_autograd(self.refuse, setup_context=lambda ctx, inputs, output: None)
+
+    # -- forward ------------------------------------------------------------------------------
+    def forward(self, *args: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+        return self._forward(args, dry=False)
+
+    def forward_fake(self, *args: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+        return self._forward(args, dry=True)
+
+    def _forward(self, args: tuple[Any, ...], dry: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+        tensors, (initial, consts, offsets, output_final_state, save) = self._split(args)
+        if not dry:
+            self._look(tensors, offsets)
+        with _plain(tensors[0]):
+            o, state, residuals = self.module.forward(
+                tensors, initial, tuple(consts), offsets, output_final_state, save, dry
+            )
+        # an operator cannot return "no tensor": an empty one stands for a state that nobody wants
+        return o, o.new_empty((0,), dtype=torch.float32) if state is None else state, list(residuals)
+
+    # -- backward -----------------------------------------------------------------------------
+    def backward(self, *args: Any) -> list[Tensor]:
+        return self._backward(args, dry=False)
+
+    def backward_fake(self, *args: Any) -> list[Tensor]:
+        return self._backward(args, dry=True)
+
+    def _backward(self, args: tuple[Any, ...], dry: bool) -> list[Tensor]:
+        """Gradients of all tensors, then that of the initial state if there is one."""
+        tensors, (initial, consts, offsets, saved, residuals, d_o, d_state) = self._split(args)
+        with _plain(tensors[0]):
+            shared = (tensors, initial, tuple(consts), offsets)
+            if not saved:
+                _, _, residuals = self.module.forward(*shared, False, True, dry)
+            grads, d_initial = self.module.backward(
+                *shared,
+                list(residuals),
+                d_o.contiguous(),
+                None if d_state is None else d_state.contiguous(),
+                dry,
+            )
+        given = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, tensors, strict=True)]
+        return given if d_initial is None else [*given, d_initial]
+
+    # -- autograd -----------------------------------------------------------------------------
+    def keep(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
+        initial, consts, offsets, output_final_state, save = inputs[self.count :]
+        ctx.consts = list(consts)
+        ctx.saved = save
+        ctx.has = (initial is not None, offsets is not None, output_final_state)
+        optional = [x for x in (initial, offsets) if x is not None]
+        ctx.save_for_backward(*inputs[: self.count], *optional, *output[2])
+
+    def differentiate(self, ctx: Any, d_o: Tensor, d_state: Tensor, d_residuals: Any) -> tuple[Any, ...]:
+        saved = list(ctx.saved_tensors)
+        tensors, rest = saved[: self.count], saved[self.count :]
+        has_initial, has_offsets, has_state = ctx.has
+        initial = rest.pop(0) if has_initial else None
+        offsets = rest.pop(0) if has_offsets else None
+        operator = getattr(torch.ops.linalg_dsl, f"{self.name}_backward")
+        grads = operator(
+            *tensors, initial, ctx.consts, offsets, ctx.saved, rest, d_o, d_state if has_state else None
+        )
+        d_initial = grads[self.count] if has_initial else None
+        return (*grads[: self.count], d_initial, None, None, None, None)
+
+    def refuse(self, ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            f"{self.spec.name}: the compiled backward has no derivative of its own; "
+            "use op.reference(...) for second derivatives"
+        )
+
+    # -----------------------------------------------------------------------------------------
+    def _split(self, args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+        initial, *rest = args[self.count :]
+        tensors = tuple(x.contiguous() for x in args[: self.count])
+        return tensors, (None if initial is None else initial.contiguous(), *rest)
+
+    def _look(self, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> None:
+        if offsets is not None and offsets.device.type == "cpu":
+            length = next(x.shape[1] for x, d in zip(tensors, self.spec.inputs, strict=True) if d.timed)
+            check_offsets_data(self.spec.name, offsets, length)
+        if self.before_call is not None:
+            self.before_call(self.module, tensors)
+
+
+@contextlib.contextmanager
+def _plain(x: Tensor) -> Iterator[None]:
+    """Runs a module in the types it chose itself, on the device of its tensors."""
+    with contextlib.ExitStack() as stack:
+        kind = x.device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        if kind == "cuda" and x.device.index != torch.cuda.current_device():
+            stack.enter_context(torch.cuda.device(x.device))
+        yield
