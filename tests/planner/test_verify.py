@@ -90,8 +90,10 @@ def test_frame_of_a_plan() -> None:
         verify(replace(reverse, carries=reverse.carries[:1]))
     with pytest.raises(InternalError, match="not the forward carry"):
         verify(replace(plan, carries=(("X", *plan.carries[0][1:]),)))
-    with pytest.raises(InternalError, match="forward plan and holds"):
-        verify(replace(reverse, carries=tuple(c for c in reverse.carries if c[1] == "forward")))
+    b = PlanBuilder()
+    x = b.add_node("input", (), ("t",), name="x", row=None)
+    with pytest.raises(InternalError, match="forward plan and holds span_sum"):
+        verify(b.finish("p", [], [("o", b.span_sum(b.pairs_decay(x, "inclusive"), "inclusive"))]))
 
 
 def test_equal_nodes_are_refused() -> None:
