@@ -1,0 +1,197 @@
+"""Erases and writes in few columns: L, W, Σ and B of form (1).
+
+Terms that share a left vector up to a per-token scalar become one column of L, terms that read along
+the same vector one column of B; what is left over are the scalars, which go to Σ on an erase and to W
+on a write. Of the possible groupings the one with the fewest columns is taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from typing import Literal
+
+from linalg_dsl.algebra.expr import ONE, ZERO, Expr, Number, Product, mul
+from linalg_dsl.algebra.normalise import Factors, vector_key
+from linalg_dsl.algebra.rules import total
+from linalg_dsl.planner.linear_map import RankOne
+
+Grouping = Literal["left", "row"]
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """L (m columns), W (m), B (r) and Σ (m x r), with what was done to get there."""
+
+    left: tuple[Expr, ...]
+    written: tuple[Expr, ...]
+    erase: tuple[Expr, ...]
+    sigma: tuple[tuple[Expr, ...], ...]
+    erases_by: Grouping
+    writes_by: Grouping
+    combined: int = 0
+    """How many erase columns were given up by adding those with a common left vector."""
+
+
+def without(factors: Factors, taken: Factors) -> Factors | None:
+    """The factors that are left when those of ``taken`` are struck out, or None if some are missing."""
+    have = Counter(vector_key(f) for f in (*factors.scalars, *factors.vectors))
+    need = Counter(vector_key(f) for f in (*taken.scalars, *taken.vectors))
+    if need - have:
+        return None
+    left_over = Counter(need)
+
+    def strike(parts: Iterable[Expr]) -> tuple[Expr, ...]:
+        kept = []
+        for part in parts:
+            if left_over[vector_key(part)] > 0:
+                left_over[vector_key(part)] -= 1
+            else:
+                kept.append(part)
+        return tuple(kept)
+
+    coefficient = factors.coefficient / taken.coefficient
+    if coefficient.denominator > max(factors.coefficient.denominator, 1):
+        return None  # 0.9 S - β k kᵀ S erases the undecayed state, though β could be divided by 0.9
+    return Factors(coefficient, strike(factors.scalars), strike(factors.vectors))
+
+
+def read_decayed(erases: Sequence[RankOne], decay: Factors) -> tuple[RankOne, ...] | None:
+    """The erases as ones of the decayed state, D_t ∘ S_{t-1}, if all of them carry the decay."""
+    found = []
+    for erase in erases:
+        rest = without(erase.scale * erase.row, decay)
+        if rest is None or not rest.vectors:
+            return None
+        scale = Factors(rest.coefficient, rest.scalars)
+        found.append(RankOne(scale, erase.column, Factors(vectors=rest.vectors), erase.span))
+    return tuple(found)
+
+
+def merge_columns(erases: Sequence[RankOne], writes: Sequence[RankOne]) -> LowRank:
+    """The grouping with the fewest columns m + r, then the fewest columns of L."""
+    best: LowRank | None = None
+    for erases_by, writes_by in product(("left", "row"), ("left", "row")):
+        made = _grouped(erases, writes, erases_by, writes_by)  # type: ignore[arg-type]
+        if best is None or (_cost(made) < _cost(best)):
+            best = made
+    assert best is not None
+    return best
+
+
+def _cost(found: LowRank) -> tuple[int, int]:
+    return len(found.left) + len(found.erase), len(found.left)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """``scalar * left rowᵀ`` with plain vectors."""
+
+    left: Expr
+    scalar: Expr
+    row: Expr
+
+
+def _grouped(
+    erases: Sequence[RankOne], writes: Sequence[RankOne], erases_by: Grouping, writes_by: Grouping
+) -> LowRank:
+    erased = _entries(erases, erases_by)
+    wrote = _entries(writes, writes_by)
+    left: dict[Key, Expr] = {}
+    for entry in (*wrote, *erased):
+        left.setdefault(vector_key(entry.left), entry.left)
+    written = tuple(total(mul((e.scalar, e.row)) for e in wrote if vector_key(e.left) == key) for key in left)
+    reduced = _combine_erases(erased)
+    rows: dict[Key, Expr] = {}
+    for entry in reduced:
+        rows.setdefault(vector_key(entry.row), entry.row)
+    sigma = tuple(
+        tuple(
+            total(e.scalar for e in reduced if (vector_key(e.left), vector_key(e.row)) == (at, of))
+            for of in rows
+        )
+        for at in left
+    )
+    given_up = len({vector_key(e.row) for e in erased}) - len(rows)
+    return LowRank(tuple(left.values()), written, tuple(rows.values()), sigma, erases_by, writes_by, given_up)
+
+
+def _entries(terms: Sequence[RankOne], grouping: Grouping) -> list[_Entry]:
+    """One entry per pair of vectors; grouped by row, one per row with the left vectors added."""
+    merged: dict[tuple[Key, Key], tuple[RankOne, list[Expr]]] = {}
+    for term in terms:
+        key = vector_key(term.column.vector), vector_key(term.row.vector)
+        merged.setdefault(key, (term, []))[1].append(term.scale.scalar)
+    entries = [
+        _Entry(term.column.vector, scalar, term.row.vector)
+        for term, scalars in merged.values()
+        if (scalar := total(scalars)) != ZERO
+    ]
+    if grouping == "left":
+        return entries
+    by_row: dict[Key, list[_Entry]] = {}
+    for entry in entries:
+        by_row.setdefault(vector_key(entry.row), []).append(entry)
+    return [
+        _Entry(column, common, group[0].row)
+        for group in by_row.values()
+        for common, column in [_weighted([(e.scalar, e.left) for e in group])]
+    ]
+
+
+def _combine_erases(entries: list[_Entry]) -> list[_Entry]:
+    """B' = Σ_i σ_i B_i for the erases with one left vector, where that leaves fewer columns."""
+    rows = {vector_key(e.row) for e in entries}
+    groups: dict[Key, list[_Entry]] = {}
+    for entry in entries:
+        groups.setdefault(vector_key(entry.left), []).append(entry)
+    if len(rows) <= len(groups):
+        return entries
+    return [
+        _Entry(group[0].left, common, row)
+        for group in groups.values()
+        for common, row in [_weighted([(e.scalar, e.row) for e in group])]
+    ]
+
+
+def _weighted(terms: Sequence[tuple[Expr, Expr]]) -> tuple[Expr, Expr]:
+    """``Σ scalar vector`` as common scalar and vector: β k + β p is β (k + p)."""
+    if len(terms) == 1:
+        return terms[0]
+    common = _common_scalars([s for s, _ in terms])
+    return mul(common), total(mul((_divided(s, common), v)) for s, v in terms)
+
+
+def _scalar_parts(scalar: Expr) -> tuple[Expr, ...]:
+    return scalar.factors if isinstance(scalar, Product) else (scalar,)
+
+
+def _common_scalars(scalars: Sequence[Expr]) -> tuple[Expr, ...]:
+    first = [p for p in _scalar_parts(scalars[0]) if not isinstance(p, Number)]
+    shared = Counter(first)
+    for scalar in scalars[1:]:
+        shared &= Counter(_scalar_parts(scalar))
+    kept = [p for p in dict.fromkeys(first) for _ in range(shared[p])]
+    negative = all(_sign(s) < 0 for s in scalars)
+    return (Number(Fraction(-1)), *kept) if negative else tuple(kept)
+
+
+def _sign(scalar: Expr) -> int:
+    head = _scalar_parts(scalar)[0]
+    return -1 if isinstance(head, Number) and head.value < 0 else 1
+
+
+def _divided(scalar: Expr, common: Sequence[Expr]) -> Expr:
+    drop = Counter(p for p in common if not isinstance(p, Number))
+    flip = any(isinstance(p, Number) for p in common)
+    kept: list[Expr] = [Number(Fraction(-1))] if flip else []
+    for part in _scalar_parts(scalar):
+        if drop[part] > 0:
+            drop[part] -= 1
+        else:
+            kept.append(part)
+    return mul(kept) if kept else ONE
