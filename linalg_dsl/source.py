@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from unicodedata import combining
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,30 @@ class Span:
     def cover(self, other: Span) -> Span:
         """The smallest span that holds both."""
         first = self if self.start <= other.start else other
-        return Span(
-            self.text, first.start, max(self.end, other.end), first.line, first.column, self.origin
-        )
+        return Span(self.text, first.start, max(self.end, other.end), first.line, first.column, self.origin)
 
     def excerpt(self) -> str:
         """The source line, and below it carets under the span."""
-        lines = self.text.splitlines() or [""]
-        line = lines[self.line - 1] if self.line <= len(lines) else ""
-        width = max(1, min(self.end - self.start, len(line) - self.column + 1))
+        line = self.text.split("\n")[self.line - 1].rstrip("\r")
+        column = self.column - 1
+        width = max(1, min(self.end - self.start, len(line) - column))
+        first = max(0, column - _LONGEST // 2) if len(line) > _LONGEST else 0
         gutter = f"{self.line:>4} | "
-        return f"{gutter}{line}\n{' ' * (len(gutter) + self.column - 1)}{'^' * width}"
+        shown = line[first : first + _LONGEST]
+        marked = _blank(line[first:column]) + "^" * _cells(
+            line[column : min(column + width, first + _LONGEST)]
+        )
+        return f"{gutter}{shown}\n{' ' * len(gutter)}{marked}"
+
+
+_LONGEST = 160
+"""A longer line is shown in part."""
+
+
+def _blank(text: str) -> str:
+    """As wide as the text: tabs stay, combining marks take no place."""
+    return "".join("\t" if c == "\t" else " " for c in text if not combining(c))
+
+
+def _cells(text: str) -> int:
+    return max(1, sum(not combining(c) for c in text))

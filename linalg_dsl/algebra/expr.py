@@ -6,10 +6,13 @@ with the lower-case constructors below, which check shapes (``ShapeError``) and 
 invariants:
 
 1. sums, products and elementwise products are flat and have at least two operands;
-2. the numbers of a product are folded into one leading ``Number`` (absent when it is 1);
+2. the numbers of a product are folded into one leading ``Number`` (absent when it is 1), also those
+   that stood in a quotient or an elementwise product; those of a sum into one term;
 3. a transpose stands only on symbols, elementwise calls, powers and quotients of non-scalars;
 4. in a sum of square matrices every scalar term is a multiple of ``Identity``; in a sum of
-   vectors or K x V matrices a scalar term stands for itself in every element.
+   vectors or K x V matrices a scalar term stands for itself in every element;
+5. a scalar made of vectors (k^T q) that would not conform where it stands among the factors of a
+   product stands before them: S (k^T q) is the product k^T, q, S.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ class Symbol(Expr):
     """A declared name. ``time`` 0 is t, -1 is t-1, None has no time index (param, const, dimension).
 
     ``row`` picks one row of an [n, D] input (then the shape is the column D x 1) or one entry of an
-    [n] input; None takes the whole.
+    [n] input, counted from 0; None takes the whole. Text counts from 1: ``k_{t,1}`` is row 0.
     """
 
     name: str
@@ -235,7 +238,11 @@ def with_span(expr: AnyExpr, span: Span | None) -> AnyExpr:
 
 
 def number(value: int | float | str | Fraction) -> Number:
-    return Number(Fraction(str(value)) if isinstance(value, float) else Fraction(value))
+    """A rational number; of a float the simplest one that rounds to it (0.1 is 1/10, 1/3 is 1/3)."""
+    if not isinstance(value, float):
+        return Number(Fraction(value))
+    simple = Fraction(value).limit_denominator(10**6)
+    return Number(simple if float(simple) == value else Fraction(str(value)))
 
 
 def add(operands: Iterable[Expr]) -> Expr:
@@ -249,40 +256,88 @@ def add(operands: Iterable[Expr]) -> Expr:
                 f"cannot add {show_shape(shaped[0][1].shape)} and {show_shape(term.shape)}",
                 (shaped[0][0], i),
             )
-    terms = [t for _, t in flat if t != ZERO] or [ZERO]
+    unit: Expr = ONE
     if shaped and is_square(shaped[0][1].shape):
-        dim = shaped[0][1].shape[0]
-        terms = [mul((t, Identity(dim))) if t.is_scalar else t for t in terms]
+        unit = Identity(shaped[0][1].shape[0])
+    constant, place = Fraction(0), -1
+    terms: list[Expr] = []
+    for _, term in flat:
+        value = _multiple_of(term, unit)
+        if value is None:
+            terms.append(mul((term, unit)) if term.is_scalar and unit != ONE else term)
+            continue
+        place = len(terms) if place < 0 else place
+        constant += value
+    if constant:
+        terms.insert(place, mul((Number(constant), unit)))
+    if not terms:
+        return ZERO if unit == ONE else Product((ZERO, unit))
     return terms[0] if len(terms) == 1 else Sum(tuple(terms))
 
 
+def _multiple_of(term: Expr, unit: Expr) -> Fraction | None:
+    """c of a term c or c I, else None."""
+    match term:
+        case Number(value):
+            return value
+        case Identity() if term == unit:
+            return Fraction(1)
+        case Product((Number(value), Identity() as identity)) if identity == unit:
+            return value
+        case _:
+            return None
+
+
 def negate(operand: Expr) -> Expr:
-    if isinstance(operand, Sum):
-        return add(negate(t) for t in operand.terms)
     return mul((number(-1), operand))
 
 
 def mul(operands: Iterable[Expr]) -> Expr:
-    """A flat matrix product; numbers are folded to the front."""
-    given = tuple(operands)
+    """A flat matrix product; numbers are folded to the front, -(a + b) is -a - b."""
     coefficient = Fraction(1)
+    front: list[Expr] = []
     factors: list[Expr] = []
     shape = SCALAR
-    for i, op in enumerate(given):
+    for i, op in enumerate(operands):
         try:
-            shape = _product_shape(shape, op.shape)
+            after = _product_shape(shape, op.shape)
         except ShapeError as err:
             raise ShapeError(str(err), (max(i - 1, 0), i)) from None
-        for factor in op.factors if isinstance(op, Product) else (op,):
-            if isinstance(factor, Number):
-                coefficient *= factor.value
-            else:
-                factors.append(factor)
+        value, groups, core = _split(op)
+        coefficient *= value
+        if shape[1] == 1:
+            factors.extend(f for group in groups for f in group)
+        else:
+            front.extend(f for group in groups if len(group) > 1 for f in group)
+            factors.extend(group[0] for group in groups if len(group) == 1)
+        factors.extend(core)
+        shape = after
+    factors = front + factors
     if not factors:
         return Number(coefficient)
+    if coefficient == -1 and len(factors) == 1 and isinstance(factors[0], Sum):
+        return add(negate(t) for t in factors[0].terms)
     if coefficient != 1:
         factors.insert(0, Number(coefficient))
     return factors[0] if len(factors) == 1 else Product(tuple(factors))
+
+
+def _split(operand: Expr) -> tuple[Fraction, list[list[Expr]], list[Expr]]:
+    """The number, the leading scalars (a single factor, or a group such as k^T, q), and the rest."""
+    value = Fraction(1)
+    groups: list[list[Expr]] = []
+    rest: list[Expr] = []
+    shape = SCALAR
+    for factor in operand.factors if isinstance(operand, Product) else (operand,):
+        if isinstance(factor, Number):
+            value *= factor.value
+            continue
+        shape = _product_shape(shape, factor.shape)
+        rest.append(factor)
+        if shape == SCALAR:
+            groups.append(rest)
+            rest = []
+    return value, groups, rest
 
 
 def hadamard(operands: Iterable[Expr]) -> Expr:
@@ -297,8 +352,14 @@ def hadamard(operands: Iterable[Expr]) -> Expr:
                 f"{show_shape(op.shape)}",
                 (i - 1, i),
             )
-    factors = [f for op in given for f in (op.factors if isinstance(op, Hadamard) else (op,))]
-    return Hadamard(tuple(factors))
+    coefficient = Fraction(1)
+    factors: list[Expr] = []
+    for op in given:
+        value, bare = _without_number(op)
+        coefficient *= value
+        factors.extend(bare.factors if isinstance(bare, Hadamard) else (bare,))
+    product = factors[0] if len(factors) == 1 else Hadamard(tuple(factors))
+    return product if coefficient == 1 else mul((Number(coefficient), product))
 
 
 def divide(numerator: Expr, denominator: Expr) -> Expr:
@@ -306,17 +367,36 @@ def divide(numerator: Expr, denominator: Expr) -> Expr:
         raise ShapeError(
             f"cannot divide {show_shape(numerator.shape)} by {show_shape(denominator.shape)}", (0, 1)
         )
-    if isinstance(denominator, Number) and denominator.value != 0:
-        return mul((Number(1 / denominator.value), numerator))
-    return Quotient(numerator, denominator)
+    above, numerator = _without_number(numerator)
+    below, denominator = _without_number(denominator)
+    if below == 0:
+        raise ZeroDivisionError("division by zero")
+    quotient = numerator if denominator == ONE else Quotient(numerator, denominator)
+    return quotient if above == below else mul((Number(above / below), quotient))
+
+
+def _without_number(operand: Expr) -> tuple[Fraction, Expr]:
+    """c and x of c x."""
+    match operand:
+        case Number(value):
+            return value, ONE
+        case Product((Number(value), *rest)):
+            return value, rest[0] if len(rest) == 1 else Product(tuple(rest))
+        case _:
+            return Fraction(1), operand
 
 
 def power(base: Expr, exponent: Expr) -> Expr:
+    """Elementwise; a whole power of a number (up to the 64th) is a number."""
     if not exponent.is_scalar:
         raise ShapeError(f"an exponent is a scalar, got {show_shape(exponent.shape)}", (1,))
     if is_square(base.shape):
         raise ShapeError("a power of a square matrix is not elementwise; write the product", (0,))
-    return base if exponent == ONE else Power(base, exponent)
+    match base, exponent:
+        case Number(value), Number(n) if n.denominator == 1 and abs(n) <= 64:
+            return Number(value ** int(n))
+        case _:
+            return base if exponent == ONE else Power(base, exponent)
 
 
 def transpose(operand: Expr) -> Expr:
@@ -329,8 +409,10 @@ def transpose(operand: Expr) -> Expr:
             return operand
         case Sum(terms):
             return add(transpose(t) for t in terms)
-        case Product(factors):
-            return mul(transpose(f) for f in reversed(factors))
+        case Product():
+            value, groups, core = _split(operand)
+            scalars = [f for group in groups for f in group]
+            return mul((Number(value), *scalars, *(transpose(f) for f in reversed(core))))
         case Hadamard(factors):
             return hadamard(transpose(f) for f in factors)
         case _:

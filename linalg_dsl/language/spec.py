@@ -98,3 +98,9 @@ class RecurrenceSpec:
 
     def input(self, name: str) -> Input:
         return next(i for i in self.inputs if i.name == name)
+
+    def __str__(self) -> str:
+        """The text that ``parse`` reads back to an equal spec."""
+        from linalg_dsl.language.printer import show_spec  # printer imports this module
+
+        return show_spec(self)

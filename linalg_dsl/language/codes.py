@@ -1,0 +1,105 @@
+"""The codes of mistakes in a recurrence, each with a paragraph that explains it.
+
+Codes are stable: a code never changes its meaning and is never used again for another one.
+E1 syntax, E2 names, E3 shapes, E4 time and structure, E5 promises, E9 not supported yet.
+"""
+
+from __future__ import annotations
+
+EXPLANATIONS: dict[str, str] = {
+    "E101": """The text does not follow the grammar at this place. A recurrence is a list of lines: a
+    heading `recurrence name`, declarations (`input q, k : [K]`, `const scale = 1 / sqrt(K)`), and
+    equations (`S_t = ...`, `o_t = ...`). A line goes on in the next one only inside brackets.""",
+    "E102": """A bracket has no partner. Lines are joined inside brackets, so one that is never closed
+    would swallow what follows; the search for its partner ends at the next declaration or equation.""",
+    "E103": """An index is the token, `_t` or `_{t}`, the token before, `_{t-1}`, or one row of an
+    [n, K] input at the token, `_{t,1}`. The forms `_<t-1>` and `[t-1]` mean the same.""",
+    "E104": """A name is a word of letters, digits and underscores (Greek and accented letters too) that
+    begins with a letter. Its time index is not part of it.""",
+    "E105": """A number, or the result of arithmetic with numbers, is out of bounds: at most 40 digits,
+    magnitudes from 1e-60 to 1e60, exponents of powers at most 64, and nothing divided by zero.""",
+    "E106": """The text can be read in two ways, so parentheses are needed: `x^y^z`, or two numbers side
+    by side.""",
+    "E107": """The text is longer, nested deeper, or expands to more terms than the limits allow. A
+    binding counts once for every place where it is used.""",
+    "E108": """A declaration says what a name is with words that are not known here. Kinds are `[K]`,
+    `[V]`, `[n, K]`, `[n, V]`, `[n]`, `scalar`, `log gate`, `log gate [K]`, `gate`, `gate [K]`;
+    properties are `unit` and ranges such as `in (0, 2)`, `in [0, 1)`, `<= 0`.""",
+    "E201": """A name is used that nothing declares and no equation defines.""",
+    "E202": """An input, a binding or a state changes with the token and is written with its index,
+    `k_t`.""",
+    "E203": """Params, consts and the dimensions K and V do not change with the token and carry no
+    time index.""",
+    "E204": """Function names, I (the identity), K and V (the dimensions), T (the transpose) and t (the
+    token) cannot be declared.""",
+    "E205": """A name is declared or assigned more than once. Each has one meaning throughout; give
+    intermediate results names of their own.""",
+    "E206": """Two names have the same spelling in ASCII, which generated code uses (`α` and `alpha`).""",
+    "E207": """A declaration names the tensor without its time index: `input k : [K]`; equations then
+    write `k_t`.""",
+    "E208": """A dimension is K, V, a whole number, or a const whose value is a whole number from 1 to
+    64. Rows come first: `[n, K]`.""",
+    "E209": """A subscript counts only at the end of a word, so `k_tv_t` is one name, not `k_t v_t`.
+    Products of names need a space or a sign between them.""",
+    "E301": """The terms of a sum have one shape. Only a scalar may be added to something else: to a
+    square matrix as a multiple of I, to a vector or a [K, V] matrix in every element.""",
+    "E302": """In a product of matrices the columns of the left factor are the rows of the right one. A
+    vector [K] is a column, so an outer product is `k_t v_tᵀ` and an inner one `k_tᵀ q_t`. All products
+    stand on one level and are read from left to right.""",
+    "E303": """`*` scales by a scalar. Between two vectors or matrices it could mean two things: write `@`
+    (or nothing) for the matrix product and `⊙` for the elementwise one.""",
+    "E304": """An elementwise product needs two operands of one shape. To scale the rows of a matrix by a
+    vector, multiply by a diagonal matrix: `diag(a_t) S_{t-1}`.""",
+    "E305": """A function got arguments of the wrong number or shape. Functions are elementwise on scalars,
+    vectors and [K, V] matrices; l2norm, sum, dot and softmax take vectors; diag takes a vector,
+    outer two.""",
+    "E306": """A quotient needs a scalar below the line, or two operands of one shape; a power needs a
+    scalar exponent and a base that is no square matrix.""",
+    "E307": """`_{t,j}` picks a row of an [n, K] or [n, V] input, or an entry of an [n] one; rows are
+    counted from 1 to n in text, and from 0 in Python.""",
+    "E308": """The right-hand side does not have the shape of what is assigned: a state keeps its declared
+    shape ([K, V] if nothing is declared), the output is a column or a scalar, a const is a number.""",
+    "E309": """I takes its size from the square matrix beside it in a sum or product; here nothing gives
+    it one.""",
+    "E401": """The state after the update, `S_t`, is used where it is not known yet. The state that an
+    update reads is `S_{t-1}`; a read of `S_t` stands below the equation of `S_t`.""",
+    "E402": """A binding is used above the equation that defines it. Equations are read from top to
+    bottom.""",
+    "E403": """There is no output. One equation gives `o_t`, or the name that an `output` line declares.""",
+    "E404": """There is no state: nothing refers to its own value at the token before.""",
+    "E405": """The update uses the matrix state nonlinearly (inside a function, below a fraction line,
+    or multiplied by itself). Such a recurrence has no matrix-product form and can only be
+    stepped through; it is refused.""",
+    "E406": """Inputs, params, consts and dimensions are given from outside; an equation cannot assign
+    them.""",
+    "E407": """The left-hand side of an equation is a name at the token: `x_t = ...`.""",
+    "E408": """A recurrence may read the token and what came before, not what comes after.""",
+    "E409": """A const is a number fixed at compile time: its value may use numbers, functions, K, V and
+    consts declared above it.""",
+    "E410": """A function given to `recurrence` returns a tuple: the new state, then the output.""",
+    "E411": """Each parameter of a function given to `recurrence` after the state has an annotation that
+    says what it is, or a default value that makes it a const.""",
+    "E412": """The function is run once on symbols to see what it computes. A symbol has no value, so it
+    cannot decide an `if`, be turned into a number, be iterated over, or be used by another library.""",
+    "E501": """A range that holds no number.""",
+    "E502": """A promise that its kind of input cannot keep or already has: `unit` belongs to vectors,
+    a range to numbers of its kind.""",
+    "E503": """The same kind of property is given twice.""",
+    "E901": """Recurrences with more than one state are not supported yet.""",
+    "E902": """Shifts (an input or a binding at the token before, `k_{t-1}`) are not supported yet.""",
+    "E903": """Substeps (`for j in 1..n:`) are not supported yet. For a fixed small n, write the steps out
+    as a product of factors, with `k_{t,1}`, `k_{t,2}`.""",
+    "E904": """Signed gates (`gate in (-1, 1)`) are not supported yet.""",
+    "E905": """A gate in linear space that may be exactly 0 is not supported yet, since its logarithm is
+    taken. Declare a log gate: -inf is then a reset and is safe.""",
+    "E906": """Inputs of this kind are not supported yet. Supported are [K], [V], [n, K], [n, V], [n],
+    scalar, and gates, scalar or [K].""",
+    "E907": """Functions of what is read from the state are not supported yet. Give the plain read as the
+    output and apply the function to it outside.""",
+    "E908": """Nonlinear recurrences of vector or scalar states are not supported yet.""",
+}
+
+
+def explain(code: str) -> str:
+    """The paragraph for a code, in one line; KeyError if there is no such code."""
+    return " ".join(EXPLANATIONS[code.upper()].split())

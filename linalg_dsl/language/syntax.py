@@ -1,0 +1,197 @@
+"""What both fronts produce: declarations and equations as written, before names mean anything.
+
+Expression nodes know their ``depth`` (nesting) and ``size`` (nodes counted as a tree, shared ones
+twice), so that ``resolve`` can refuse what is too large before it walks it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+from linalg_dsl.language.spec import Interval
+from linalg_dsl.source import Span
+
+
+class Node:
+    """Base of the expression nodes; compared by identity, since a Python name may be bound twice."""
+
+    __slots__ = ("depth", "size", "span")
+
+    def __init__(self, span: Span | None, children: tuple[Node, ...] = ()) -> None:
+        self.span = span
+        self.depth = 1 + max((c.depth for c in children), default=0)
+        self.size = 1 + sum(c.size for c in children)
+
+
+class Num(Node):
+    __slots__ = ("value",)
+    __match_args__ = ("value",)
+
+    def __init__(self, value: Fraction, span: Span | None = None) -> None:
+        super().__init__(span)
+        self.value = value
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """``_t`` is Index(0), ``_{t-1}`` Index(-1), ``_{t,j}`` Index(0, "j"); rows count from 1 in text."""
+
+    time: int = 0
+    row: int | str | None = None
+
+
+class Ref(Node):
+    """A name, with the index it carries (``None``: written bare)."""
+
+    __slots__ = ("index", "name")
+    __match_args__ = ("name", "index")
+
+    def __init__(self, name: str, index: Index | None, span: Span | None = None) -> None:
+        super().__init__(span)
+        self.name = name
+        self.index = index
+
+
+ProductSign = Literal["", "*", "/", "⊙", "times"]
+"""``""`` is the matrix product however it is spelled (juxtaposition, ``·``, ``@``); ``times`` is
+Python's ``*``, which scales or, between equal shapes, is elementwise."""
+
+
+class Chain(Node):
+    """Products on one level, left to right: ``first sign factor sign factor ...``."""
+
+    __slots__ = ("first", "rest")
+    __match_args__ = ("first", "rest")
+
+    def __init__(
+        self, first: Node, rest: tuple[tuple[ProductSign, Node], ...], span: Span | None = None
+    ) -> None:
+        super().__init__(span, (first, *(f for _, f in rest)))
+        self.first = first
+        self.rest = rest
+
+
+class Total(Node):
+    """A sum; subtracted terms stand in a ``Minus``."""
+
+    __slots__ = ("terms",)
+    __match_args__ = ("terms",)
+
+    def __init__(self, terms: tuple[Node, ...], span: Span | None = None) -> None:
+        super().__init__(span, terms)
+        self.terms = terms
+
+
+class Minus(Node):
+    __slots__ = ("arg",)
+    __match_args__ = ("arg",)
+
+    def __init__(self, arg: Node, span: Span | None = None) -> None:
+        super().__init__(span, (arg,))
+        self.arg = arg
+
+
+class Raised(Node):
+    __slots__ = ("base", "exponent")
+    __match_args__ = ("base", "exponent")
+
+    def __init__(self, base: Node, exponent: Node, span: Span | None = None) -> None:
+        super().__init__(span, (base, exponent))
+        self.base = base
+        self.exponent = exponent
+
+
+class Transposed(Node):
+    __slots__ = ("arg",)
+    __match_args__ = ("arg",)
+
+    def __init__(self, arg: Node, span: Span | None = None) -> None:
+        super().__init__(span, (arg,))
+        self.arg = arg
+
+
+class Apply(Node):
+    """``function(args)``: diag, outer, or one of ``algebra.expr.FUNCTIONS``."""
+
+    __slots__ = ("args", "function")
+    __match_args__ = ("function", "args")
+
+    def __init__(self, function: str, args: tuple[Node, ...], span: Span | None = None) -> None:
+        super().__init__(span, args)
+        self.function = function
+        self.args = args
+
+
+DimName = tuple[str | int, Span | None]
+
+
+@dataclass(frozen=True, slots=True)
+class InputDecl:
+    """One name of an ``input`` or ``param`` line; ``dims`` is () for a scalar."""
+
+    name: str
+    span: Span | None
+    dims: tuple[DimName, ...] = ()
+    kind: Literal["plain", "log_gate", "gate"] = "plain"
+    range: Interval | None = None
+    range_span: Span | None = None
+    unit: bool = False
+    unit_span: Span | None = None
+    timed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ConstDecl:
+    name: str
+    span: Span | None
+    value: Node
+
+
+@dataclass(frozen=True, slots=True)
+class StateDecl:
+    name: str
+    span: Span | None
+    dims: tuple[DimName, ...] = (("K", None), ("V", None))
+    start: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDecl:
+    name: str
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """``name_t = value``; ``index`` is what stood on the left (``None``: nothing)."""
+
+    name: str
+    index: Index | None
+    value: Node
+    span: Span | None
+    """Of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """``for variable in low..high:`` with its body."""
+
+    variable: str
+    low: int | str
+    high: int | str
+    body: tuple[Assign, ...]
+    span: Span | None
+
+
+Statement = InputDecl | ConstDecl | StateDecl | OutputDecl | Assign | Loop
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    name: str
+    statements: tuple[Statement, ...]
+    doc: str = ""
+    span: Span | None = field(default=None, compare=False)
+    """Of the name, or of the whole text."""

@@ -1,0 +1,92 @@
+"""Turns what the grammar says about a bad line into a mistake that a person can act on."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from linalg_dsl.language.lines import KEYWORDS, Line, Source
+from linalg_dsl.language.mistakes import Mistakes, nearest
+
+_SLIPS: tuple[tuple[str, str, str], ...] = (
+    (r"\\[A-Za-z]+", "TeX commands are not read", "write the letter (`α`) or its name (`alpha`)"),
+    (r":=|<-|←|\+=|-=|\*=", "an equation has a plain `=`", "write `S_t = ...` in full"),
+    (r"==", "an equation has a single `=`", "write `x_t = ...`"),
+    (r"\*\*", "a power is written `^`", "write `x^2`"),
+    (r"\|", "bars are not read", "write `abs(x)`, or `l2norm(x)` for a normalised vector"),
+    (r"\$", "dollar signs are not read", "write the formula alone"),
+    (r"⁻¹|\^\s*\{?\s*-1\s*\}?\s*(?=ᵀ)", "no inverses of matrices", "write the recurrence without them"),
+    (r"[′']", "primes are not part of a name", "write another name, such as `k2`"),
+    (r";", "statements end with their line", "write one statement a line"),
+)
+"""Pattern at the place of the fault, what is wrong, what to do."""
+
+_WORDS = {
+    "REF": "a name", "NAME": "a name", "NUMBER": "a number", "LPAR": "`(`", "RPAR": "`)`", "LSQB": "`[`",
+    "RSQB": "`]`", "SIGN": "`+` or `-`", "MULTIPLY": "a product sign", "EQUAL": "`=`", "COLON": "`:`",
+    "COMMA": "`,`", "FUNCTION": "a function", "$END": "the end of the line",
+}  # fmt: skip
+
+
+def describe(err: Any, source: Source, line: Line, mistakes: Mistakes) -> None:
+    """Adds the mistake that a lark ``UnexpectedInput`` stands for."""
+    text = source.text[line.start : line.end]
+    token = getattr(err, "token", None)
+    at = getattr(token, "start_pos", None) if token is not None and token.type != "$END" else None
+    if token is None:
+        at = err.pos_in_stream
+    if at is None:
+        at = len(re.sub(r"#[^\n]*\Z", "", text).rstrip())
+    word = str(token) if token is not None and token.type != "$END" else text[at : at + 1]
+    where = source.span(line.start + at, line.start + at + max(1, len(word)))
+    if _unknown_declaration(source, line, text, mistakes):
+        return
+    for pattern, message, hint in _SLIPS:
+        found = re.search(pattern, text)
+        if found and found.start() - 1 <= at <= found.end():
+            spot = source.span(line.start + found.start(), line.start + found.end())
+            mistakes.add("E101", message, spot, hint)
+            return
+    if word in (")", "]", "}"):
+        mistakes.add("E102", f"this `{word}` closes nothing", where, "remove it, or open it before")
+        return
+    if not line.keyword and not re.search("=", text):
+        mistakes.add(
+            "E101",
+            "neither a declaration nor an equation",
+            source.span(line.start, line.end),
+            "declarations begin with input, param, const, state or output; an equation has a `=`",
+        )
+        return
+    expected = _expected(err)
+    if not word.strip():
+        what = "the line ends too early"
+        hint = f"expected {expected}; a line goes on in the next one only inside brackets"
+    else:
+        what, hint = f"unexpected `{word[:40]}`", f"expected {expected}"
+    mistakes.add("E101", what, where, hint if expected else None)
+
+
+def _unknown_declaration(source: Source, line: Line, text: str, mistakes: Mistakes) -> bool:
+    """``inputs q : [K]``: the first word should have been a keyword."""
+    found = re.match(r"([^\W\d_]+)\s+[^\W\d]\w*(?:\s*,\s*\w+)*\s*(?::|\Z|=\s*\S)", text)
+    if line.keyword or not found or found.group(1) in KEYWORDS:
+        return False
+    close = nearest(found.group(1), KEYWORDS)
+    if close is None:
+        return False
+    spot = source.span(line.start, line.start + len(found.group(1)))
+    mistakes.add("E101", f"unknown declaration `{found.group(1)}`", spot, f"did you mean `{close}`?")
+    return True
+
+
+def _expected(err: Any) -> str:
+    names = (
+        getattr(err, "accepts", None) or getattr(err, "expected", None) or getattr(err, "allowed", None) or ()
+    )
+    words: list[str] = []
+    for name in sorted(names):
+        word = _WORDS.get(name)
+        if word and word not in words:
+            words.append(word)
+    return ", ".join(words[:-1]) + (" or " if len(words) > 1 else "") + words[-1] if words else ""
