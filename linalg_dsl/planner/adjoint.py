@@ -102,6 +102,9 @@ class _Sweep:
         if this.op == "solve":
             results = int(str(this.attr("m"))) + int(str(this.attr("r")))
         cotangents = [self.found.get((node, i)) for i in range(results)]
+        for d in cotangents:
+            if d is not None and this.label:
+                b.label(d, f"d_{this.label}")
         if not this.args or not any(d is not None for d in cotangents):
             return
         rule = RULES.get(this.op)

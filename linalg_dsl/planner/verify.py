@@ -87,6 +87,8 @@ def _verify_node(plan: ChunkPlan, i: int, node: Node) -> None:
     if node.op in ("solve", "solve_t"):
         _verify_solve(node, operands)
         return
+    if node.op not in _ARITY:
+        raise InternalError("is no op of a chunk plan: the schedule makes it")
     arity = _ARITY[node.op]
     if len(operands) != arity:
         raise InternalError(f"takes {arity} operands, got {len(operands)}")
