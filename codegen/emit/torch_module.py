@@ -79,7 +79,7 @@ def emit_torch(
     numbers = dict(canonical.consts)
     grads = [_gradient(decl, parts, numbers) for decl in spec.inputs]
     token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
-    key, value = _axis_source(spec, "K"), _axis_source(spec, "V")
+    key, value = axis_source(spec, "K"), axis_source(spec, "V")
     return render(
         "torch_module.py.jinja",
         TorchModule(
@@ -87,8 +87,8 @@ def emit_torch(
             version=version("linalg_dsl"),
             equations=equations(spec),
             name_literal=f'"{ascii(spec.name)[1:-1]}"',
-            input_names=_literal(i.name for i in spec.inputs),
-            const_names=_literal(consts),
+            input_names=literal(i.name for i in spec.inputs),
+            const_names=literal(consts),
             chunk=chunk_size or default_chunk(canonical),
             inputs=tuple(fwd.inputs),
             timed=tuple(i.timed for i in spec.inputs),
@@ -174,7 +174,7 @@ def equations(spec: RecurrenceSpec) -> tuple[str, ...]:
     return tuple(ascii_text(line).rstrip() for line in show_spec(spec).splitlines() if line.strip())
 
 
-def _axis_source(spec: RecurrenceSpec, axis: str) -> tuple[int, int]:
+def axis_source(spec: RecurrenceSpec, axis: str) -> tuple[int, int]:
     """Which tensor tells the size of K or V, and at which of its axes."""
     for i, decl in enumerate(spec.inputs):
         if axis in decl.dims:
@@ -187,7 +187,7 @@ def _gradient(decl: Input, parts: dict[str, Text], numbers: Mapping[str, float])
     whole = parts.get(f"d_{decl.name}")
     if whole is not None:
         return whole.code
-    rows = [parts.get(f"d_{decl.name}[{j}]") for j in range(_row_count(decl, numbers))]
+    rows = [parts.get(f"d_{decl.name}[{j}]") for j in range(row_count(decl, numbers))]
     used = [row.code for row in rows if row is not None]
     if not used:
         return "None"
@@ -195,7 +195,7 @@ def _gradient(decl: Input, parts: dict[str, Text], numbers: Mapping[str, float])
     return f"torch.stack([{stacked}], {-len(decl.dims)})"
 
 
-def _row_count(decl: Input, numbers: Mapping[str, float]) -> int:
+def row_count(decl: Input, numbers: Mapping[str, float]) -> int:
     """n of an input [n, D] or [n], else 0."""
     match decl.dims:
         case (int(n), *_):
@@ -211,6 +211,6 @@ def _tuple(items: Iterable[str]) -> str:
     return f"({', '.join(given)}{',' if len(given) == 1 else ''})"
 
 
-def _literal(names: Iterable[str]) -> str:
+def literal(names: Iterable[str]) -> str:
     """A tuple of strings, in ASCII."""
     return _tuple('"' + ascii(name)[1:-1] + '"' for name in names)

@@ -27,7 +27,12 @@ _LEAVES = ("input", "param", "const", "number", "cotangent")
 _SIZES = {"t": 1.0, "s": 32.0, "K": 128.0, "V": 128.0}
 """Nominal extents per token, to compare bytes; only their order matters."""
 _PER_CHUNK = 1 / 32
-_WALKS: tuple[tuple[Direction, Axis], ...] = (("forward", "V"), ("forward", "K"), ("reverse", "V"), ("reverse", "K"))
+_WALKS: tuple[tuple[Direction, Axis], ...] = (
+    ("forward", "V"),
+    ("forward", "K"),
+    ("reverse", "V"),
+    ("reverse", "K"),
+)
 _RECOMPUTE_IF_WITHIN = 1.25
 """Form a value again unless its operands cost this much more to read than the value itself."""
 
@@ -81,8 +86,13 @@ class _Cut:
         kernels_f = forward.kernels()
         kernels_b: list[Kernel] = []
         if "reverse" in self.carry:
-            self.savable = {n for k in kernels_f if k.family == "walk" for n in k.body
-                            if self._token_value(n) and self.depends[n] & _FORWARD}
+            self.savable = {
+                n
+                for k in kernels_f
+                if k.family == "walk"
+                for n in k.body
+                if self._token_value(n) and self.depends[n] & _FORWARD
+            }
             stored = {n for k in kernels_f for n in k.stores}
             backward = _Phase(self, "bwd", gradients, "reverse", stored | self.savable, eager=False)
             kernels_b = backward.kernels()
@@ -90,7 +100,11 @@ class _Cut:
             extra = sorted((read & self.savable) - stored)
             kernels_f = [forward.with_stores(k, extra) for k in kernels_f]
             return KernelPlan(
-                self.plan, tuple(kernels_f), tuple(kernels_b), self._buffers(kernels_f, kernels_b, extra), self.results
+                self.plan,
+                tuple(kernels_f),
+                tuple(kernels_b),
+                self._buffers(kernels_f, kernels_b, extra),
+                self.results,
             )
         return KernelPlan(self.plan, tuple(kernels_f), (), self._buffers(kernels_f, [], []), self.results)
 
@@ -183,7 +197,14 @@ class _Phase:
     """The forward or the backward: finds its walks, then what each kernel reads, makes and writes."""
 
     def __init__(
-        self, cut: _Cut, prefix: str, targets: list[int], direction: Direction, memory: set[int], *, eager: bool
+        self,
+        cut: _Cut,
+        prefix: str,
+        targets: list[int],
+        direction: Direction,
+        memory: set[int],
+        *,
+        eager: bool,
     ) -> None:
         self.cut = cut
         self.nodes = cut.nodes
@@ -241,7 +262,11 @@ class _Phase:
             if self._can_make(after, split, available, known, eager=True):
                 break
         self.forced |= self._forced(after, split, available)
-        return {n for n in wanted if n not in available and self._can_make(n, split, available, known, eager=self.eager)}
+        return {
+            n
+            for n in wanted
+            if n not in available and self._can_make(n, split, available, known, eager=self.eager)
+        }
 
     def _could_make(self, direction: str, split: str, remaining: set[int]) -> set[int]:
         """The state reads that this walk could make if every token value were given."""
@@ -254,7 +279,9 @@ class _Phase:
             and all(self.cut.depends[a] & _CARRIES == bit for a in self.nodes[n].args if self._state(a))
         }
 
-    def _can_make(self, n: int, split: str, available: set[int], known: dict[int, bool], *, eager: bool) -> bool:
+    def _can_make(
+        self, n: int, split: str, available: set[int], known: dict[int, bool], *, eager: bool
+    ) -> bool:
         if n in known:
             return known[n]
         cut, node = self.cut, self.nodes[n]
@@ -374,7 +401,11 @@ class _Phase:
             if other is draft:
                 break
             memory |= set(stores)
-            if self.cut.boundary and other.walk and (other.walk.direction, other.walk.split) == ("reverse", "K"):
+            if (
+                self.cut.boundary
+                and other.walk
+                and (other.walk.direction, other.walk.split) == ("reverse", "K")
+            ):
                 memory.add(self.cut.boundary.node)
         return memory
 

@@ -64,7 +64,9 @@ class Kernel:
 
     def __str__(self) -> str:
         what = self.family if self.family == "prep" else f"{self.direction} walk, {self.split} split"
-        return f"{self.name}: {what}; {len(self.body)} ops, reads {len(self.loads)}, writes {len(self.stores)}"
+        return (
+            f"{self.name}: {what}; {len(self.body)} ops, reads {len(self.loads)}, writes {len(self.stores)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

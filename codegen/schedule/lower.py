@@ -85,7 +85,9 @@ class _Lowering:
         b = self.b
         read = node.attr("read")
         x, y = self.factors[node.args[0], node.args[-1], read]
-        joint = b.add_node("decay_adjoint", (args[0], self.new[x], self.new[y], args[-1]), ("t", "K"), read=read)
+        joint = b.add_node(
+            "decay_adjoint", (args[0], self.new[x], self.new[y], args[-1]), ("t", "K"), read=read
+        )
         index = 2 if node.op == "pair_gate" else int(bool(node.attr("transposed")))
         return b.add_node("pick", (joint,), ("t", "K"), index=index)
 
@@ -116,5 +118,3 @@ def _int(node: Node, name: str) -> int:
     if not isinstance(value, int):
         raise InternalError(f"attr {name} of {node.op} is not an integer")
     return value
-
-

@@ -1,0 +1,350 @@
+"""One kernel of a plan as text: its loads, statements and stores, in the template of its family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from linalg_dsl.codegen.emit.names import Names
+from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
+from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan
+from linalg_dsl.errors import InternalError
+from linalg_dsl.planner.ops import Axes
+from linalg_dsl.planner.plan import Node
+
+SEGMENT = 8
+"""The boundary term of the gate gradient is formed exactly at every 8th chunk boundary."""
+
+_RESERVED = (
+    "C", "K", "V", "H", "KP", "VP", "BLOCK", "BLOCKS", "LEVELS", "DOT", "PRECISION", "SOLVE", "SUMS",
+    "SAVE", "STAGES", "HAS_FIRST", "WANT_LAST", "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq",
+    "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_token", "start", "length", "first_chunk", "chunks",
+    "o_t", "o_k", "o_v", "o_s", "m_t", "m_k", "m_v", "m_s", "b_s", "m_level", "level",
+    "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound", "first_mark",
+    "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum", "row_sums",
+    "column_sums", "decayed_score", "decay_adjoint", "doubling_mask",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How a value lies in memory, as a kernel argument.
+
+    ``argument`` is its name among the launcher's tensors; ``ratio`` the constexpr by which the op's
+    head number is divided (None: one per head of the op); ``rows``, ``row`` for one row of [n, D].
+    """
+
+    argument: str
+    ratio: str | None = None
+    rows: int = 1
+    row: int = 0
+    saved_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """The text, the launcher's tensors by kernel argument (in order), and what the launch needs."""
+
+    name: str
+    kernel: Kernel
+    text: str
+    tensors: tuple[str, ...]
+    scalars: tuple[str, ...]
+    constants: tuple[str, ...]
+    library: frozenset[str]
+    loads: tuple[str, ...]
+    products: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """What templates/walk.py.jinja asks for."""
+
+    name: str
+    doc: str
+    pointers: tuple[str, ...]
+    scalars: tuple[str, ...]
+    constants: tuple[str, ...]
+    offsets: tuple[str, ...]
+    state: str
+    state_shape: str
+    before_loop: tuple[str, ...]
+    chunk_index: str
+    body: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prep:
+    """What templates/prep.py.jinja asks for."""
+
+    name: str
+    doc: str
+    pointers: tuple[str, ...]
+    scalars: tuple[str, ...]
+    constants: tuple[str, ...]
+    offsets: tuple[str, ...]
+    body: tuple[str, ...]
+
+
+class KernelPrinter:
+    """Prints one kernel of ``plan``; ``memory`` tells where leaves, buffers and results lie."""
+
+    def __init__(self, plan: KernelPlan, kernel: Kernel, memory: Mapping[int, Memory], title: str) -> None:
+        self.nodes = plan.plan.nodes
+        self.kernel = kernel
+        self.memory = memory
+        self.name = f"{title}_{kernel.name}"
+        names = Names(reserved=_RESERVED)
+        self.names = names
+        self.state = "b_s"
+        self.out = Statements(self.nodes, self._blocks(), names, needs_zero=self._needs_zero())
+        self.pointers: dict[str, str] = {}
+        self.scalars: list[str] = []
+        self.ratios: dict[str, None] = {}
+        self.before: list[str] = []
+
+    def run(self) -> KernelText:
+        kernel = self.kernel
+        if kernel.family == "walk":
+            text = self._walk()
+        else:
+            body = self._body()
+            text = render(
+                "prep.py.jinja",
+                _Prep(self.name, self._doc(), tuple(self.pointers), tuple(self.scalars), self._constants(),
+                      self._offsets(), tuple(body)),
+            )  # fmt: skip
+        return KernelText(
+            self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars),
+            self._constants(), frozenset(self.out.library), self._tile_kinds(), self._products(),
+        )  # fmt: skip
+
+    # -- families -------------------------------------------------------------------------------------
+    def _walk(self) -> str:
+        kernel = self.kernel
+        if kernel.carry is None:
+            raise InternalError("a walk without a carry")
+        leaf, after = kernel.carry
+        self.out.given(leaf, self.state)
+        body = self._body()
+        lines = [*body]
+        if kernel.boundary:
+            lines = [*self._boundary_before(), *lines, *self._boundary_after(kernel.boundary)]
+        lines.append(f"{self.state} = {self.out.value(after)}")
+        if kernel.boundary and kernel.direction == "forward":
+            lines += self._mark()
+        shape = ", ".join(self._blocks()[a].length for a in ("K", "V"))
+        return render(
+            "walk.py.jinja",
+            _Walk(
+                name=self.name,
+                doc=self._doc(),
+                pointers=tuple(self.pointers),
+                scalars=tuple(self.scalars),
+                constants=self._constants(),
+                offsets=self._offsets(),
+                state=self.state,
+                state_shape=shape,
+                before_loop=tuple(self.before),
+                chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",
+                body=tuple(lines),
+            ),
+        )
+
+    def _body(self) -> list[str]:
+        """Loads where first used, statements in the order of the plan's demand, stores at once."""
+        out, kernel = self.out, self.kernel
+        pending = set(kernel.loads)
+        stores = set(kernel.stores)
+
+        def fetch(n: int) -> None:
+            if n in pending:
+                pending.remove(n)
+                self._load(n)
+
+        done: set[int] = set()
+        for n in kernel.body:
+            for a in self.nodes[n].args:
+                fetch(a)
+            out.compute(n)
+            done.add(n)
+            if n in stores:
+                self._store(n)
+        for n in sorted(pending):
+            fetch(n)
+        for n in stores - done:
+            raise InternalError(f"%{n} is stored by {kernel.name} but not computed there")
+        return out.lines
+
+    # -- memory ---------------------------------------------------------------------------------------
+    def _load(self, n: int) -> None:
+        node, memory = self.nodes[n], self.memory[n]
+        out = self.out
+        if node.op == "const":
+            name = self.names.unique(memory.argument)
+            self.scalars.append(name)
+            out.given(n, name)
+            return
+        pointer = self._pointer(memory)
+        name = self.names.unique(f"b_{node.label or f'x_{n}'}")
+        at, mask = self._address(node, memory)
+        where = f", mask={mask}, other=0.0" if mask else ""
+        line = f"{name} = tl.load({pointer}{at}{where})"
+        per_head = node.op == "param" and self.kernel.family == "walk"
+        (self.before if per_head else out.lines).append(line)
+        out.loaded(n, name)
+
+    def _store(self, n: int) -> None:
+        node, memory = self.nodes[n], self.memory[n]
+        pointer = self._pointer(memory)
+        at, mask = self._address(node, memory)
+        split = self.kernel.split
+        if split and split not in node.axes:
+            mask = f"{mask} & (i_block == 0)" if mask else "i_block == 0"
+        value = f"{self.out.value(n)}.to({pointer}.dtype.element_ty)"
+        if not node.axes:
+            line = f"tl.store({pointer}{at}, {value})"
+        else:
+            line = f"tl.store({pointer}{at}, {value}{f', mask={mask}' if mask else ''})"
+        if memory.saved_only:
+            self.out.lines += ["if SAVE:", f"    {line}"]
+        else:
+            self.out.lines.append(line)
+
+    def _pointer(self, memory: Memory) -> str:
+        for name, tensor in self.pointers.items():
+            if tensor == memory.argument:
+                return name
+        name = self.names.unique(f"p_{memory.argument}")
+        self.pointers[name] = memory.argument
+        return name
+
+    def _address(self, node: Node, memory: Memory) -> tuple[str, str]:
+        """(offset text, mask text) of a tile; offsets are 64-bit, since tokens are."""
+        heads, head = "H", "i_h"
+        if memory.ratio:
+            self.ratios[memory.ratio] = None
+            heads, head = f"(H // {memory.ratio})", f"i_h // {memory.ratio}"
+        axes = node.axes
+        if axes == ("t", "s"):
+            return " + (i_ch * H + i_h) * (C * C) + o_t[:, None] * C + o_t[None, :]", ""
+        if "t" in axes:
+            column = "[:, None]" if len(axes) == 2 else ""
+            place = f"(i_token{column} * {heads} + {head})"
+        elif node.op == "param":
+            place = f"({head})"
+        else:
+            place = f"(i_ch * {heads} + {head})"
+        if memory.rows > 1:
+            place = f"({place} * {memory.rows} + {memory.row})"
+        wide = axes[-1] if axes and axes[-1] != "t" else None
+        if wide is None:
+            return f" + {place}", "m_t" if axes else ""
+        offset = f"o_{wide.lower()}"
+        if len(axes) == 2:
+            return f" + {place} * {wide} + {offset}[None, :]", self.out.mask(axes)
+        return f" + {place} * {wide} + {offset}", self.out.mask(axes)
+
+    # -- the boundary term ------------------------------------------------------------------------------
+    def _extra(self, argument: str) -> str:
+        return self._pointer(Memory(argument))
+
+    def _boundary_before(self) -> list[str]:
+        """The row norms of the state at hand; the reverse walk forms h exactly at every 8th boundary."""
+        square = f"tl.sum({self.state} * {self.state}, 1)"
+        vector = "(i_ch * H + i_h) * K + o_k"
+        if self.kernel.direction == "forward":
+            return [f"tl.store({self._extra('norms')} + {vector}, tl.sqrt({square}), mask=m_k)"]
+        self.before.append("b_h = tl.zeros((BLOCK,), dtype=tl.float32)")
+        marks = self._extra("marks")
+        self.before.append("first_mark = first_chunk // 8 + i_n")
+        return [
+            f"if (i_step == 0) | ((i_c + 1) % {SEGMENT} == 0):",
+            f"    p_mark = {marks} + ((first_mark + i_c // {SEGMENT}) * H + i_h) * K * V",
+            "    b_mark = tl.load(p_mark + o_k[:, None] * V + o_v[None, :], mask=m_s, other=0.0)",
+            f"    b_h = tl.sum(b_mark * {self.state}, 1)",
+            f"b_limit = tl.load({self._extra('norms')} + {vector}, mask=m_k, other=0.0) * tl.sqrt({square})",
+        ]
+
+    def _boundary_after(self, boundary: Boundary) -> list[str]:
+        pairs = boundary.starts if self.kernel.direction == "forward" else boundary.ends
+        sums = " + ".join(f"{self.out.value(x)} * {self.out.value(dx)}" for x, dx in pairs)
+        vector = "(i_ch * H + i_h) * K + o_k"
+        if self.kernel.direction == "forward":
+            return [f"tl.store({self._extra('starts')} + {vector}, tl.sum({sums}, 0), mask=m_k)"]
+        total = self.out.value(boundary.total)
+        memory = self.memory[boundary.node]
+        return [
+            f"b_limit = tl.where({total} > 0, b_limit * {total}, 0.0)",
+            "# Cauchy-Schwarz: without this bound no digit is right under strong gates",
+            f"b_bound = tl.minimum(tl.maximum(b_h - tl.sum({sums}, 0), -b_limit), b_limit)",
+            f"tl.store({self._pointer(memory)} + {vector}, b_bound, mask=m_k)",
+            f"b_h = b_bound + tl.load({self._extra('starts')} + {vector}, mask=m_k, other=0.0)",
+        ]
+
+    def _mark(self) -> list[str]:
+        """The state at every 8th boundary and at the end, for the reverse walk."""
+        marks = self._extra("marks")
+        self.before.append("first_mark = first_chunk // 8 + i_n")
+        return [
+            f"if (i_c + 1 == chunks) | ((i_c + 1) % {SEGMENT} == 0):",
+            f"    p_mark = {marks} + ((first_mark + i_c // {SEGMENT}) * H + i_h) * K * V",
+            f"    tl.store(p_mark + o_k[:, None] * V + o_v[None, :], {self.state}, mask=m_s)",
+        ]
+
+    # -- tiles ----------------------------------------------------------------------------------------
+    def _blocks(self) -> dict[str, Tile]:
+        out = {"t": Tile("C", "m_t"), "s": Tile("C", "m_t")}
+        for axis in ("K", "V"):
+            length = "BLOCK" if self.kernel.split == axis else f"{axis}P"
+            out[axis] = Tile(length, f"m_{axis.lower()}")
+        return out
+
+    def _offsets(self) -> tuple[str, ...]:
+        lines = []
+        for axis in ("K", "V"):
+            name, length = axis.lower(), self._blocks()[axis].length
+            base = "i_block * BLOCK + " if self.kernel.split == axis else ""
+            lines += [f"o_{name} = {base}tl.arange(0, {length})", f"m_{name} = o_{name} < {axis}"]
+        return tuple(lines)
+
+    def _constants(self) -> tuple[str, ...]:
+        used = "\n".join((*self.out.lines, *self.before))
+        shape = ["K", "V", "KP", "VP", "C"]
+        if self.kernel.family == "walk":
+            shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
+        optional = [c for c in ("LEVELS", "DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if _uses(used, c)]
+        return (*shape, *optional, *self.ratios)
+
+    def _needs_zero(self) -> frozenset[int]:
+        boundary = self.kernel.boundary
+        extra = [n for pair in (*boundary.starts, *boundary.ends) for n in pair] if boundary else []
+        return zero_wanted(self.nodes) | frozenset(extra)
+
+    def _tile_kinds(self) -> tuple[str, ...]:
+        """The axes of every tile loaded in the loop, owned axis "o" and split axis "b"."""
+        split = self.kernel.split
+        kinds: list[str] = []
+        for n in self.kernel.loads:
+            axes: Axes = self.nodes[n].axes
+            if "t" in axes and len(axes) == 2:
+                kinds.append("".join(a if a in "ts" else "b" if a == split else "o" for a in axes))
+        return tuple(sorted(kinds))
+
+    def _products(self) -> int:
+        wide = {n for n in (*self.kernel.loads, *self.kernel.body) if len(self.nodes[n].axes) == 2}
+        return len(wide)
+
+    def _doc(self) -> str:
+        if self.kernel.family == "prep":
+            return "One chunk of one head: what needs no state."
+        owned = "K" if self.kernel.split == "V" else "V"
+        order = "first to last" if self.kernel.direction == "forward" else "last to first"
+        return f"One sequence, head and block of {self.kernel.split}: all of {owned}, chunks from {order}."
+
+
+def _uses(text: str, name: str) -> bool:
+    import re
+
+    return re.search(rf"\b{name}\b", text) is not None

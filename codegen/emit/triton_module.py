@@ -1,0 +1,314 @@
+"""A kernel plan as one Python module: Triton kernels, and the functions that launch them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from linalg_dsl.codegen.emit.names import Names, ascii_text
+from linalg_dsl.codegen.emit.render import render, template_text
+from linalg_dsl.codegen.emit.torch_module import (
+    axis_source,
+    equations,
+    literal,
+    output_like,
+    row_count,
+    run_time_consts,
+)
+from linalg_dsl.codegen.emit.triton_kernel import SEGMENT, KernelPrinter, KernelText, Memory
+from linalg_dsl.codegen.schedule import table
+from linalg_dsl.codegen.schedule.cut import cut
+from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
+from linalg_dsl.codegen.schedule.lower import lower
+from linalg_dsl.errors import ArgumentError, InternalError
+from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.planner.form import CanonicalRecurrence
+from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.stability import solve_is_bounded
+
+
+@dataclass(frozen=True, slots=True)
+class TritonModule:
+    """What templates/triton_module.py.jinja asks for."""
+
+    title: str
+    version: str
+    equations: tuple[str, ...]
+    name_literal: str
+    input_names: str
+    inputs_ascii: str
+    const_names: str
+    timed: str
+    rows: str
+    partial_rows: bool
+    library: tuple[str, ...]
+    kernels: tuple[str, ...]
+    inputs: str
+    consts: str
+    output: str
+    output_like: int
+    cotangent: str
+    forward_buffers: tuple[str, ...]
+    forward_launches: tuple[str, ...]
+    residuals: str
+    residual_count: int
+    backward_buffers: tuple[str, ...]
+    backward_launches: tuple[str, ...]
+    gradients: tuple[str, ...]
+    first_timed: int
+    head_counts: str
+    key_from: int
+    key_axis: int
+    value_from: int
+    value_axis: int
+    solve_precision: str
+    chunk_size: int
+    decay: str
+    erase: bool
+    segment: int
+    table: tuple[str, ...]
+
+
+def schedule(forward: ChunkPlan, backward: ChunkPlan) -> KernelPlan:
+    """The kernels of both plans."""
+    return cut(lower(forward, backward))
+
+
+def emit_triton(
+    canonical: CanonicalRecurrence, forward: ChunkPlan, backward: ChunkPlan, chunk_size: int | None = None
+) -> str:
+    """The text of a module with ``forward`` and ``backward`` over whole sequences.
+
+    ``chunk_size``: a power of two from 16 to 256, or None for the table's choice at each call. The text
+    depends on nothing but the arguments and this package's version.
+    """
+    if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
+        raise ArgumentError(f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}")
+    return _Emitter(canonical, schedule(forward, backward), chunk_size).run()
+
+
+class _Emitter:
+    def __init__(self, canonical: CanonicalRecurrence, plan: KernelPlan, chunk_size: int | None) -> None:
+        self.canonical = canonical
+        self.spec: RecurrenceSpec = canonical.spec
+        self.rec = canonical.recurrences[0]
+        self.plan = plan
+        self.chunk_size = chunk_size
+        self.consts = run_time_consts(self.spec, plan.plan)
+        self.counts = {i.name: row_count(i, dict(canonical.consts)) for i in self.spec.inputs}
+        names = Names(
+            reserved=("call", "tensors", "consts", "cu_seqlens", "dry", "save", "residuals", "initial_state",
+                      "final_state", "output_final_state", "d_o", "d_state", "d_final_state", "d_initial_state",
+                      "norms", "starts", "marks")
+        )  # fmt: skip
+        self.inputs = {i.name: names.unique(i.name) for i in self.spec.inputs}
+        self.const_args = {c: names.unique(c) for c in self.consts}
+        self.output = names.unique(self.rec.output)
+        self.cotangent = names.unique(f"d_{self.rec.output}")
+        self.gradients = {i: names.unique(f"d_{a}") for i, a in self.inputs.items()}
+        self.buffers = {b.node: names.unique(b.name) for b in plan.buffers}
+        self.order = {i.name: n for n, i in enumerate(self.spec.inputs)}
+        self.title = names.unique(self.spec.name)
+
+    def run(self) -> str:
+        spec, plan = self.spec, self.plan
+        memory = self._memory()
+        printed = {
+            k.name: KernelPrinter(plan, k, memory, self.title).run() for k in (*plan.forward, *plan.backward)
+        }
+        token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
+        key, value = axis_source(spec, "K"), axis_source(spec, "V")
+        saved = [b for b in plan.buffers if b.saved]
+        boundary = any(k.boundary for k in plan.backward)
+        extra = [
+            'norms = call.buffer("K", False)',
+            'starts = call.buffer("K", False)',
+            "marks = call.marks()",
+        ]
+        used = frozenset().union(*(p.library for p in printed.values()))
+        return render(
+            "triton_module.py.jinja",
+            TritonModule(
+                title=ascii_text(spec.name),
+                version=version("linalg_dsl"),
+                equations=equations(spec),
+                name_literal=f'"{ascii(spec.name)[1:-1]}"',
+                input_names=literal(i.name for i in spec.inputs),
+                inputs_ascii=literal(self.inputs.values()),
+                const_names=literal(self.consts),
+                timed=repr(tuple(i.timed for i in spec.inputs)),
+                rows=repr(tuple(self.counts[i.name] or 1 for i in spec.inputs)),
+                partial_rows=self._has_unused_rows(),
+                library=library_functions(used),
+                kernels=tuple(p.text.rstrip() for p in printed.values()),
+                inputs=", ".join(self.inputs.values()),
+                consts=", ".join(self.const_args.values()),
+                output=self.output,
+                output_like=output_like(spec),
+                cotangent=self.cotangent,
+                forward_buffers=tuple(self._allocation(b.node) for b in plan.buffers if self._made_forward(b.node)),
+                forward_launches=tuple(self._launch(printed[k.name]) for k in plan.forward),
+                residuals=", ".join(self.buffers[b.node] for b in saved),
+                residual_count=len(saved),
+                backward_buffers=(
+                    *(self._allocation(b.node) for b in plan.buffers if not self._made_forward(b.node)),
+                    *(f"{d} = call.gradient({self.order[i]})" for i, d in self.gradients.items() if self._has_gradient(i)),
+                    *(extra if boundary else ()),
+                ),
+                backward_launches=tuple(self._launch(printed[k.name]) for k in plan.backward),
+                gradients=tuple(self._gradient(i, memory) for i in self.gradients),
+                first_timed=token,
+                head_counts=", ".join(
+                    f"tensors[{i}].shape[{2 if decl.timed else 0}]" for i, decl in enumerate(spec.inputs)
+                ),
+                key_from=key[0],
+                key_axis=key[1],
+                value_from=value[0],
+                value_axis=value[1],
+                solve_precision='"tf32"' if solve_is_bounded(self.rec, spec) else '"tf32x3"',
+                chunk_size=self.chunk_size or 0,
+                decay=repr(self.rec.decay.kind),
+                erase=bool(self.rec.erase),
+                segment=SEGMENT,
+                table=table_functions(),
+            ),
+        )
+
+    # -- where values lie -----------------------------------------------------------------------------
+    def _memory(self) -> dict[int, Memory]:
+        out: dict[int, Memory] = {}
+        only_saved = {b.node for b in self.plan.buffers if b.only_saved}
+        for n, node in enumerate(self.plan.plan.nodes):
+            if node.op in ("input", "param"):
+                name = str(node.attr("name"))
+                row = node.attr("row")
+                out[n] = Memory(
+                    self.inputs[name], f"R_{self.inputs[name]}", self.counts[name] or 1, int(row or 0)
+                )
+            elif node.op == "const":
+                out[n] = Memory(self.const_args[str(node.attr("name"))])
+            elif node.op == "cotangent":
+                out[n] = Memory(self.cotangent)
+        for n, name in self.buffers.items():
+            out[n] = Memory(name, saved_only=n in only_saved)
+        for result, n in self.plan.results:
+            if n in out:
+                continue
+            if result == self.rec.output:
+                out[n] = Memory(self.output)
+                continue
+            name, _, row_text = result.removeprefix("d_").partition("[")
+            out[n] = Memory(self.gradients[name], None, self.counts[name] or 1, int(row_text.rstrip("]") or 0))
+        return out
+
+    def _allocation(self, n: int) -> str:
+        b = next(b for b in self.plan.buffers if b.node == n)
+        made = f'call.buffer("{"".join(b.axes)}", {b.element == "compute"})'
+        return f"{self.buffers[n]} = {made}{' if save else None' if b.only_saved else ''}"
+
+    def _made_forward(self, n: int) -> bool:
+        return any(n in k.stores for k in self.plan.forward)
+
+    def _has_gradient(self, name: str) -> bool:
+        return any(r == f"d_{name}" or r.startswith(f"d_{name}[") for r, _ in self.plan.results)
+
+    def _gradient(self, name: str, memory: Mapping[int, Memory]) -> str:
+        """What the launcher returns for one tensor; a value with several names was written once."""
+        nodes = [n for r, n in self.plan.results if r == f"d_{name}" or r.startswith(f"d_{name}[")]
+        if not nodes:
+            return "None"
+        i, own = self.order[name], self.gradients[name]
+        written = {memory[n].argument for n in nodes if n in memory} - {own}
+        if not written:
+            return f"call.finish({i}, {own})"
+        if len(nodes) > 1:
+            raise InternalError(f"rows of the gradient of {name} are also another value")
+        return f"call.finish({i}, {written.pop()}.clone())"
+
+    def _has_unused_rows(self) -> bool:
+        """Whether a gradient [n, D] has rows that no kernel writes."""
+        return any(
+            self.counts[i.name] > sum(r.startswith(f"d_{i.name}[") for r, _ in self.plan.results)
+            for i in self.spec.inputs
+        )
+
+    # -- launches -------------------------------------------------------------------------------------
+    def _launch(self, text: KernelText) -> str:
+        kernel = text.kernel
+        scalars = _tuple(text.scalars)
+        ratios = [str(i) for i, a in enumerate(self.inputs.values()) if f"R_{a}" in text.constants]
+        only_saved = {self.buffers[b.node] for b in self.plan.buffers if b.only_saved}
+        forward = kernel in self.plan.forward
+        tensors = _tuple(
+            f"{t} if save else {self.output}" if forward and t in only_saved else t for t in text.tensors
+        )
+        rest = "".join(f", {r}" for r in ratios)
+        if kernel.family == "prep":
+            return f"call.prep({text.name}, {text.products}, {tensors}, {scalars}{rest})"
+        if forward:
+            first, last = "initial_state", "final_state"
+        elif kernel.direction == "forward":
+            first, last = "initial_state", "None"
+        else:
+            v_split = kernel.split == "V" or not any(
+                k.direction == "reverse" and k.split == "V" for k in self.plan.backward
+            )
+            first, last = "d_final_state", "d_initial_state" if v_split else "None"
+        more = ", SAVE=save" if "SAVE" in text.constants else ""
+        return (
+            f'call.walk({text.name}, "{kernel.split}", {_tuple(map(repr, text.loads))}, {tensors}, '
+            f"{first}, {last}, {scalars}{rest}{more})"
+        )
+
+
+def library_functions(wanted: Iterable[str]) -> tuple[str, ...]:
+    """The tile functions of these names and those that they call, in the library's order."""
+    sources, calls = _library()
+    todo, found = list(wanted), set[str]()
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += calls[name]
+    return tuple(text for name, text in sources.items() if name in found)
+
+
+@functools.cache
+def _library() -> tuple[Mapping[str, str], Mapping[str, tuple[str, ...]]]:
+    text = template_text("tile_library.py")
+    functions = _functions(text)
+    calls = {
+        name: tuple(
+            n.func.id
+            for n in ast.walk(ast.parse(source))
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in functions and n.func.id != name
+        )
+        for name, source in functions.items()
+    }
+    return functions, calls
+
+
+@functools.cache
+def table_functions() -> tuple[str, ...]:
+    """The functions of the block-size table, as text: one place for the facts, modules that stand alone."""
+    return tuple(_functions(Path(table.__file__).read_text(encoding="utf-8")).values())
+
+
+def _functions(text: str) -> dict[str, str]:
+    """The source of each function of a module, decorators included."""
+    lines = text.splitlines()
+    out = {}
+    for item in ast.parse(text).body:
+        if isinstance(item, ast.FunctionDef):
+            first = min([item.lineno, *(d.lineno for d in item.decorator_list)])
+            out[item.name] = "\n".join(lines[first - 1 : item.end_lineno])
+    return out
+
+
+def _tuple(items: Iterable[str]) -> str:
+    given = list(items)
+    return f"({', '.join(given)}{',' if len(given) == 1 else ''})"

@@ -1,0 +1,352 @@
+"""Plan nodes as Triton statements over tiles.
+
+A value with axes ("t", "D") is a tile [C, D block], a score [C, C], a state [K block, V block]. Values
+are float32; operands of products are cast to DOT, the dtype of the tensor cores. Values that stay zero
+on padding (tokens past the end, columns past K or V) are known as such; the others are set to zero where
+a product or a decay will use them, so nothing relies on 0 * x = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from linalg_dsl.codegen.emit.names import Names
+from linalg_dsl.errors import InternalError
+from linalg_dsl.planner.ops import OPS, Axes
+from linalg_dsl.planner.plan import Node
+
+_UNARY = {
+    "exp": "tl.exp({0})",
+    "log": "tl.log({0})",
+    "sigmoid": "tl.sigmoid({0})",
+    "logsigmoid": "-softplus(-{0})",
+    "softplus": "softplus({0})",
+    "tanh": "tanh({0})",
+    "silu": "{0} * tl.sigmoid({0})",
+    "relu": "tl.maximum({0}, 0.0)",
+    "elu": "tl.where({0} > 0, {0}, expm1({0}))",
+    "sqrt": "tl.sqrt({0})",
+    "rsqrt": "1.0 / tl.sqrt({0})",
+    "abs": "tl.abs({0})",
+    "sign": "sign({0})",
+    "reciprocal": "1.0 / {0}",
+    "heaviside": "step({0})",
+}
+_ZERO_AT_ZERO = frozenset({"tanh", "silu", "relu", "elu", "sqrt", "abs", "sign"})
+_LIBRARY = frozenset({"softplus", "tanh", "expm1", "sign", "step", "power"})
+_PREFIX = {"score": "a", "decayed_score": "a", "mask": "a", "pairs_decay": "decay", "read": "y", "apply": "y",
+           "apply_t": "y", "from_start": "since_start", "to_end": "until_end", "total": "decay_chunk",
+           "write": "s_add", "span_sum": "dw", "gate_sum": "dw", "sum": "total", "ut_transform": "ut"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Where an axis lies in this kernel: block length, offsets and the mask of what exists."""
+
+    length: str
+    mask: str
+
+
+@dataclass
+class Statements:
+    """Collects the lines of one kernel body.
+
+    ``blocks`` tells the tile of each axis in this kernel: a split axis is a block, the others are whole.
+    """
+
+    nodes: Sequence[Node]
+    blocks: Mapping[str, Tile]
+    names: Names
+    lines: list[str] = field(default_factory=list)
+    library: set[str] = field(default_factory=set)
+    text: dict[int, str] = field(default_factory=dict)
+    raw: set[int] = field(default_factory=set)
+    """Values still in the dtype they were loaded in."""
+    zero: set[int] = field(default_factory=set)
+    """Values known to be zero on padding."""
+    needs_zero: frozenset[int] = frozenset()
+    picks: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def loaded(self, n: int, name: str, *, zero: bool = True) -> None:
+        self.text[n] = name
+        self.raw.add(n)
+        if zero:
+            self.zero.add(n)
+
+    def given(self, n: int, name: str) -> None:
+        """A float32 value that the template made: the state, a per-head param."""
+        self.text[n] = name
+
+    def compute(self, n: int) -> None:
+        """Appends the statement of one node."""
+        node = self.nodes[n]
+        if node.op == "ut_transform":
+            self._ut_transform(n, node)
+            return
+        if node.op == "decay_adjoint":
+            self._decay_adjoint(n, node)
+            return
+        if node.op == "pick":
+            self.text[n] = self.picks[node.args[0], _int(node, "index")]
+            self.zero.add(n)
+            return
+        expression, zero = self._expression(n, node)
+        name = self.names.unique(f"b_{self._label(n)}")
+        if n in self.needs_zero and not zero and self._padded(node.axes):
+            expression, zero = f"tl.where({self.mask(node.axes)}, {expression}, 0.0)", True
+        self.lines.append(f"{name} = {expression}")
+        self.text[n] = name
+        if zero:
+            self.zero.add(n)
+
+    # -- operands -----------------------------------------------------------------------------------
+    def value(self, n: int, axes: Axes | None = None) -> str:
+        """The operand in float32, indexed to broadcast over ``axes``."""
+        node = self.nodes[n]
+        if node.op == "number":
+            return repr(node.attr("value"))
+        text = self.text[n]
+        if n in self.raw and node.op != "const":
+            text = f"{text}.to(tl.float32)"
+        if axes is None or node.axes == axes or not node.axes:
+            return text
+        return f"{text}[{', '.join(':' if a in node.axes else 'None' for a in axes)}]"
+
+    def operand(self, n: int) -> str:
+        """The operand of a product."""
+        return f"{self.text[n]}.to(DOT)"
+
+    def mask(self, axes: Axes) -> str:
+        parts = []
+        for i, axis in enumerate(axes):
+            index = "" if len(axes) == 1 else "[:, None]" if i == 0 else "[None, :]"
+            parts.append(f"{self.blocks[axis].mask}{index}")
+        return " & ".join(parts)
+
+    def _padded(self, axes: Axes) -> bool:
+        return bool(axes) and "s" not in axes
+
+    def _label(self, n: int) -> str:
+        node = self.nodes[n]
+        return node.label or f"{_PREFIX.get(node.op, 'x')}_{n}"
+
+    # -- expressions --------------------------------------------------------------------------------
+    def _expression(self, n: int, node: Node) -> tuple[str, bool]:
+        """The right-hand side, and whether it is zero on padding."""
+        args, axes = node.args, node.axes
+        zeros = [a in self.zero or self._is_zero_number(a) for a in args]
+        match node.op:
+            case "add":
+                return self._binary("+", node), all(zeros)
+            case "mul":
+                return self._binary("*", node), any(
+                    z and self.nodes[a].axes == axes for a, z in zip(args, zeros, strict=True)
+                )
+            case "maximum" | "minimum":
+                a, b = (self.value(x, axes) for x in args)
+                return f"tl.{node.op}({a}, {b})", all(zeros)
+            case "compare":
+                a, b = (self.value(x, axes) for x in args)
+                self.library.add("step")
+                return f"step({a} - {b})", False
+            case "unary":
+                return self._unary(node), zeros[0] and node.attr("fn") in _ZERO_AT_ZERO
+            case "sum" | "amax":
+                return self._reduce(node), False
+            case "tokens":
+                shape = ", ".join(self.blocks[a].length for a in axes)
+                source = self.value(args[0], axes)
+                if not self.nodes[args[0]].axes:
+                    return f"tl.full(({shape},), 0.0, tl.float32) + {source}", False
+                return f"tl.broadcast_to({source}, ({shape}))", False
+            case "score":
+                return self._dot(self.operand(args[0]), f"tl.trans({self.operand(args[1])})"), True
+            case "apply":
+                return self._dot(self.operand(args[0]), self.operand(args[1])), True
+            case "apply_t":
+                return self._dot(f"tl.trans({self.operand(args[0])})", self.operand(args[1])), True
+            case "read":
+                state = self.operand(args[1])
+                state = state if node.attr("con") == "K" else f"tl.trans({state})"
+                return self._dot(self.operand(args[0]), state), True
+            case "write":
+                return self._dot(f"tl.trans({self.operand(args[0])})", self.operand(args[1])), True
+            case "mask":
+                sign = ">=" if node.attr("read") == "inclusive" else ">"
+                return f"tl.where(o_t[:, None] {sign} o_t[None, :], {self.value(args[0])}, 0.0)", True
+            case _:
+                return self._decay(node)
+
+    def _decay(self, node: Node) -> tuple[str, bool]:
+        args = [self.value(a) for a in node.args]
+        wide = "K" in node.axes
+        match node.op:
+            case "pairs_decay":
+                return self._call("pairs_decay", *args, "C", *_read_flags(node)), True
+            case "span_sum":
+                return self._call(
+                    "span_sum", *args, "C", f"EXCLUSIVE={node.attr('read') == 'exclusive'}"
+                ), False
+            case "from_start":
+                return (
+                    f"tl.exp({self._sums(args[0], wide, after=False, strict=bool(node.attr('exclusive')))})",
+                    False,
+                )
+            case "to_end":
+                return f"tl.exp({self._sums(args[0], wide, after=True, strict=True)})", False
+            case "total":
+                return f"tl.exp(tl.sum({args[0]}, 0))", False
+            case "gate_sum":
+                after, strict = {
+                    "from_start": (True, False),
+                    "from_start_exclusive": (True, True),
+                    "to_end": (False, True),
+                }[str(node.attr("kind"))]
+                return self._sums(args[0], wide, after=after, strict=strict), False
+            case "decayed_score":
+                block = self.blocks["K"].length
+                flags = _read_flags(node)
+                return self._call(
+                    "decayed_score", *args, "C", block, "LEVELS", *flags, "DOT", "PRECISION"
+                ), True
+            case _:
+                raise InternalError(f"{node.op} has no statement: the plan is not lowered")
+
+    def _sums(self, arg: str, wide: bool, *, after: bool, strict: bool) -> str:
+        flags = (f"AFTER={after}", f"STRICT={strict}")
+        if wide:
+            return self._call("column_sums", arg, "C", self.blocks["K"].length, *flags)
+        return self._call("row_sums", arg, "C", *flags)
+
+    def _binary(self, sign: str, node: Node) -> str:
+        a, b = (self.value(x, node.axes) for x in node.args)
+        return f"{a} {sign} {b}"
+
+    def _unary(self, node: Node) -> str:
+        fn = str(node.attr("fn"))
+        arg = self.value(node.args[0])
+        if fn == "pow":
+            return self._call("power", arg, repr(node.attr("exponent")))
+        template = _UNARY[fn]
+        self.library |= {name for name in _LIBRARY if f"{name}(" in template}
+        return template.format(arg)
+
+    def _reduce(self, node: Node) -> str:
+        source = self.nodes[node.args[0]]
+        axis = source.axes.index(str(node.attr("axis")))
+        value = self.value(node.args[0])
+        if node.op == "amax":
+            return f"tl.max(tl.where({self.mask(source.axes)}, {value}, float('-inf')), {axis})"
+        if node.args[0] not in self.zero and self._padded(source.axes):
+            value = f"tl.where({self.mask(source.axes)}, {value}, 0.0)"
+        return f"tl.sum({value}, {axis})"
+
+    def _dot(self, a: str, b: str) -> str:
+        return f"tl.dot({a}, {b}, input_precision=PRECISION)"
+
+    def _call(self, function: str, *args: str) -> str:
+        self.library.add(function)
+        return f"{function}({', '.join(args)})"
+
+    def _is_zero_number(self, n: int) -> bool:
+        return self.nodes[n].op == "number" and self.nodes[n].attr("value") == 0
+
+    # -- ops with several results ---------------------------------------------------------------------
+    def _decay_adjoint(self, n: int, node: Node) -> None:
+        names = [self.names.unique(f"b_{x}_{n}") for x in ("dx", "dy", "dw")]
+        args = ", ".join(self.value(a) for a in node.args)
+        flags = ", ".join(_read_flags(node))
+        block = self.blocks["K"].length
+        self.library.add("decay_adjoint")
+        self.lines += [
+            f"{', '.join(names)} = decay_adjoint(",
+            f"    {args}, C, {block}, LEVELS, {flags}, DOT, PRECISION, SUMS",
+            ")",
+        ]
+        for i, name in enumerate(names):
+            self.picks[n, i] = name
+
+    def _ut_transform(self, n: int, node: Node) -> None:
+        """(I - G Sigma)^-1 by masked doubling: X <- X + X (N o mask) X, one level of blocks at a time."""
+        m, r = _int(node, "m"), _int(node, "r")
+        scores = [node.args[i * m : (i + 1) * m] for i in range(r)]
+        sigma = [node.args[r * m + j * r : r * m + (j + 1) * r] for j in range(m)]
+        self.library.add("doubling_mask")
+        system: dict[tuple[int, int], str] = {}
+        inverse: dict[tuple[int, int], str] = {}
+        for i in range(r):
+            for k in range(r):
+                terms = [
+                    t for j in range(m) if (t := self._scaled_columns(scores[i][j], sigma[j][k])) is not None
+                ]
+                if terms:
+                    system[i, k] = self.names.unique(f"b_n_{i + 1}{k + 1}")
+                    self.lines.append(f"{system[i, k]} = {' + '.join(terms)}")
+                inverse[i, k] = self.names.unique(f"b_ut_{i + 1}{k + 1}")
+                unit = "tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0)"
+                self.lines.append(
+                    f"{inverse[i, k]} = {unit if i == k else 'tl.zeros((C, C), dtype=tl.float32)'}"
+                )
+        self.lines += ["for level in range(LEVELS):", "    m_level = doubling_mask(level, C)"]
+        step: dict[tuple[int, int], list[str]] = {}
+        for i, k in system:
+            masked = self.names.unique(f"b_level_{i + 1}{k + 1}")
+            self.lines.append(f"    {masked} = tl.where(m_level, {system[i, k]}, 0.0)")
+            for c in range(r):
+                step.setdefault((i, c), []).append(_solve_dot(masked, inverse[k, c]))
+        partial: dict[tuple[int, int], str] = {}
+        for (i, c), terms in step.items():
+            partial[i, c] = self.names.unique(f"b_half_{i + 1}{c + 1}")
+            self.lines.append(f"    {partial[i, c]} = {' + '.join(terms)}")
+        updates = {
+            (a, c): [_solve_dot(inverse[a, i], partial[i, c]) for i in range(r) if (i, c) in partial]
+            for a in range(r)
+            for c in range(r)
+        }
+        fresh = {
+            key: self.names.unique(f"b_add_{key[0] + 1}{key[1] + 1}")
+            for key, terms in updates.items()
+            if terms
+        }
+        self.lines += [f"    {fresh[key]} = {' + '.join(updates[key])}" for key in fresh]
+        self.lines += [f"    {inverse[key]} += {fresh[key]}" for key in fresh]
+        for i in range(r):
+            for k in range(r):
+                self.picks[n, i * r + k] = inverse[i, k]
+
+    def _scaled_columns(self, score: int, sigma: int) -> str | None:
+        """G with column s scaled by sigma_s; None where it is zero."""
+        if self._is_zero_number(score) or self._is_zero_number(sigma):
+            return None
+        g = self.value(score)
+        node = self.nodes[sigma]
+        if node.op == "number":
+            return g if node.attr("value") == 1 else f"{g} * {node.attr('value')!r}"
+        return f"{g} * {self.value(sigma)}[None, :]" if node.axes else f"{g} * {self.value(sigma)}"
+
+
+def _solve_dot(a: str, b: str) -> str:
+    return f"tl.dot({a}, {b}, input_precision=SOLVE)"
+
+
+def _read_flags(node: Node) -> tuple[str, str]:
+    read = node.attr("read")
+    return f"INCLUSIVE={read == 'inclusive'}", f"EXCLUSIVE={read == 'exclusive'}"
+
+
+def zero_wanted(nodes: Sequence[Node]) -> frozenset[int]:
+    """The operands of products, decays and scores: what has to be zero on padding."""
+    return frozenset(
+        a
+        for node in nodes
+        if OPS[node.op].kind in ("matmul", "decay", "gate", "lowered", "solve")
+        for a in node.args
+    )
+
+
+def _int(node: Node, name: str) -> int:
+    value = node.attr(name)
+    if not isinstance(value, int):
+        raise InternalError(f"attr {name} of {node.op} is not an integer")
+    return value

@@ -1,0 +1,70 @@
+"""Block sizes, warps and stages: a small table per class and shape, limited by shared memory.
+
+The functions below are copied into every generated module (it stands alone), so they use builtins
+only. ``loads`` describes the tiles that a walk reads in its loop, as axes such as "tK" or "ts".
+"""
+
+from __future__ import annotations
+
+
+def next_power(n: int) -> int:
+    """The least power of two that is at least n and 16, the least extent of a product."""
+    return max(16, 1 << max(0, n - 1).bit_length())
+
+
+def choose_chunk(decay: str, erase: bool, key: int, value: int, operand_bytes: int, shared: int) -> int:
+    """The chunk size: 64 without erase and with at most a scalar decay, else 32; less for wide heads.
+
+    A chunk's tiles of a prep live in registers: [C, K] and [C, V] ones, 32 x 128 in float32 each.
+    """
+    width = next_power(max(key, value))
+    chunk = 64 if not erase and decay != "channel" and operand_bytes == 2 else 32
+    while chunk > 16 and (chunk * width > 64 * 128 or chunk * width * operand_bytes * 4 > shared):
+        chunk //= 2
+    if (erase or decay == "channel") and width > 128:
+        chunk = 16
+    return chunk
+
+
+def choose_walk(
+    loads: tuple[str, ...],
+    own: int,
+    split: int,
+    chunk: int,
+    operand_bytes: int,
+    shared: int,
+    lanes: int,
+    units: int,
+) -> tuple[int, int, int]:
+    """(block of the split axis, warps, stages) of a walk that owns ``own`` and splits ``split``.
+
+    Wide blocks while the card stays full (``lanes`` sequences x heads over ``units`` multiprocessors);
+    then as many stages as shared memory allows, three at most.
+    """
+    own, split = next_power(own), next_power(split)
+    block = min(split, 64 if own <= 128 else 32 if own <= 256 else 16)
+    if operand_bytes == 4:
+        block = min(block, 32)
+    while block > 16 and lanes * (split // block) < 0.75 * units:
+        block //= 2
+    while True:
+        sizes = {"t": chunk, "s": chunk, "o": own, "b": block}
+        stage = 0
+        for axes in loads:
+            elements = 1
+            for axis in axes:
+                elements *= sizes[axis]
+            stage += elements * operand_bytes
+        fixed = own * block * operand_bytes + 2 * chunk * max(own, block) * operand_bytes
+        stages = 3
+        while stages > 1 and stages * stage + fixed > shared:
+            stages -= 1
+        if stages * stage + fixed <= shared or block == 16:
+            return block, 8 if own * block > 128 * 64 else 4, stages
+        block //= 2
+
+
+def choose_prep(key: int, value: int, chunk: int, products: int) -> int:
+    """Warps of a prep: enough that its tiles, about ``products`` of [C, max(K, V)], stay in registers."""
+    elements = chunk * next_power(max(key, value)) * products
+    return 2 if elements <= 8 * 1024 else 4 if elements <= 64 * 1024 else 8
