@@ -22,18 +22,10 @@ RESERVED = frozenset({"initial_state", "output_final_state", "cu_seqlens", "cu_s
 
 @dataclass(frozen=True)
 class BoundCall:
-    """One call, checked: the tensors in declaration order, and what the call is about."""
+    """One call, checked: the tensors in declaration order, and the consts given, sorted by name."""
 
     tensors: tuple[Tensor, ...]
     consts: tuple[tuple[str, float], ...]
-    sizes: tuple[tuple[str, int], ...]
-    """Of K, V and the other named axes, and B, T, H, N (number of sequences)."""
-
-    def size(self, name: str) -> int:
-        for key, value in self.sizes:
-            if key == name:
-                return value
-        raise InternalError(f"no size {name}")
 
 
 def bind(
@@ -63,14 +55,24 @@ def bind(
         have = x.shape[2 if decl.timed else 0]
         if have == 0 or heads % have:
             raise ArgumentError(
-                f"{spec.name}: {decl.name} has {have} heads; a head count equals or divides the largest, {heads}"
+                f"{spec.name}: {decl.name} has {have} heads; a head count divides the largest, {heads}"
             )
     sizes |= {"B": first.shape[0], "T": first.shape[1], "H": heads, "N": first.shape[0]}
     if cu_seqlens is not None:
         sizes["N"] = _check_offsets(spec, cu_seqlens, first)
     if initial_state is not None:
         _check_state(spec, initial_state, sizes, first)
-    return BoundCall(tensors, consts, tuple(sizes.items()))
+    return BoundCall(tensors, consts)
+
+
+def axis_sizes(spec: RecurrenceSpec, tensors: Sequence[Tensor]) -> dict[str, int]:
+    """The sizes of K, V and other named axes."""
+    sizes: dict[str, int] = {}
+    for decl, x in zip(spec.inputs, tensors, strict=True):
+        for dim, size in zip(decl.dims, x.shape[3 if decl.timed else 1 :], strict=True):
+            if isinstance(dim, str):
+                sizes[dim] = size
+    return sizes
 
 
 def const_numbers(

@@ -7,8 +7,9 @@ backend). Each module becomes two operators, ``linalg_dsl::<name>_<hash8>`` and 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -18,13 +19,14 @@ from torch import Tensor
 
 from linalg_dsl.codegen.cache import load_module, module_key
 from linalg_dsl.codegen.emit.names import Names, ascii_identifier
-from linalg_dsl.errors import InternalError
+from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops.args import check_offsets_data
+from linalg_dsl.ops.args import axis_sizes, check_offsets_data, const_numbers
 
 NAMESPACE = "linalg_dsl"
 _ARGUMENTS = (
-    "initial_state", "consts", "cu_seqlens", "output_final_state", "save", "residuals", "saved", "d_o", "d_state",
+    "initial_state", "consts", "cu_seqlens", "output_final_state", "save", "residuals", "saved", "d_o",
+    "d_state",
 )  # fmt: skip
 _LOCK = threading.RLock()
 _REGISTERED: dict[str, Operator] = {}
@@ -73,6 +75,7 @@ class _Registration:
         self.module = module
         self.before_call = before_call
         self.count = len(spec.inputs)
+        self._numbers: dict[tuple[object, ...], tuple[float, ...]] = {}
         names = Names(reserved=_ARGUMENTS)
         self.names = [names.unique(d.name) for d in spec.inputs]
 
@@ -108,8 +111,9 @@ class _Registration:
         if not dry:
             self._look(tensors, offsets)
         with _plain(tensors[0]):
+            numbers = self._consts(tensors, consts, dry)
             o, state, residuals = self.module.forward(
-                tensors, initial, tuple(consts), offsets, output_final_state, save, dry
+                tensors, initial, numbers, offsets, output_final_state, save, dry
             )
         # an operator cannot return "no tensor": an empty one stands for a state that nobody wants
         return o, o.new_empty((0,), dtype=torch.float32) if state is None else state, list(residuals)
@@ -125,7 +129,7 @@ class _Registration:
         """Gradients of all tensors, then that of the initial state if there is one."""
         tensors, (initial, consts, offsets, saved, residuals, d_o, d_state) = self._split(args)
         with _plain(tensors[0]):
-            shared = (tensors, initial, tuple(consts), offsets)
+            shared = (tensors, initial, self._consts(tensors, consts, dry), offsets)
             if not saved:
                 _, _, residuals = self.module.forward(*shared, False, True, dry)
             grads, d_initial = self.module.backward(
@@ -171,6 +175,24 @@ class _Registration:
         initial, *rest = args[self.count :]
         tensors = tuple(x.contiguous() for x in args[: self.count])
         return tensors, (None if initial is None else initial.contiguous(), *rest)
+
+    def _consts(self, tensors: tuple[Tensor, ...], given: Sequence[float], dry: bool) -> tuple[float, ...]:
+        """The numbers that the module takes; ``given`` has every const of the spec, NaN where not given."""
+        if dry:  # sizes may be symbols, and nothing is computed
+            return tuple(0.0 for _ in self.module.CONSTS)
+        dims = axis_sizes(self.spec, tensors)
+        key = (*dims.items(), *(None if math.isnan(x) else x for x in given))
+        found = self._numbers.get(key)
+        if found is None:
+            named = {c.name: x for c, x in zip(self.spec.consts, given, strict=True) if not math.isnan(x)}
+            values = const_numbers(self.spec, dims, named)
+            for axis, size in dims.items():
+                if values.get(axis, size) != size:
+                    raise ArgumentError(
+                        f"{self.spec.name}: axis {axis} is {size}, expected {values[axis]:g} (the const {axis})"
+                    )
+            found = self._numbers[key] = tuple(values[c] for c in self.module.CONSTS)
+        return found
 
     def _look(self, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> None:
         if offsets is not None and offsets.device.type == "cpu":

@@ -1,0 +1,40 @@
+"""What a user may choose about a compilation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from linalg_dsl.errors import ArgumentError
+
+BACKENDS = ("auto", "triton", "torch", "reference")
+SCHEDULES = (None, "walk")
+LARGEST_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """The options of ``linalg_dsl.compile``, checked.
+
+    ``backend`` "auto" decides per call. ``chunk_size`` None leaves it to the schedule; the torch backend
+    takes any, the triton backend powers of two from 16 to 256. ``strict`` makes a slower path than the
+    class promises an error, ``debug`` checks declared promises in every call (and waits for the device),
+    ``invariant`` makes the plan depend on K, V, dtype and device only.
+    """
+
+    backend: str = "auto"
+    chunk_size: int | None = None
+    schedule: str | None = None
+    invariant: bool = False
+    strict: bool = False
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ArgumentError(f"backend is one of {', '.join(BACKENDS)}, got {self.backend!r}")
+        if self.schedule not in SCHEDULES:
+            raise ArgumentError(f"schedule {self.schedule!r} is not supported yet; use None or 'walk'")
+        size = self.chunk_size
+        if size is None:
+            return
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_CHUNK:
+            raise ArgumentError(f"chunk_size is a whole number from 1 to {LARGEST_CHUNK}, got {size!r}")
