@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from linalg_dsl.language.parser import parse
 from linalg_dsl.language.spec import Input, RecurrenceSpec
-from linalg_dsl.ops.catalogue import catalogue_text, description
+from linalg_dsl.ops.catalogue import catalogue_text
 
 if TYPE_CHECKING:
     from linalg_dsl.ops.op import CompiledOp
@@ -79,7 +79,7 @@ def _documentation(spec: RecurrenceSpec, text: str) -> str:
     body = text.split(f"recurrence {spec.name}", 1)[-1].strip()
     arguments = "\n".join(f"    {i.name}: {_layout(i)}" for i in spec.inputs)
     return (
-        f"{description(text)}\n\n{_indented(body)}\n\nArguments:\n{arguments}\n\n"
+        f"{spec.doc}\n\n{_indented(body)}\n\nArguments:\n{arguments}\n\n"
         "Returns o, or (o, final state) with output_final_state=True. Consts may be given by name."
     )
 

@@ -23,13 +23,3 @@ def catalogue_text(name: str) -> str:
         hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(catalogue_names())}"
         raise ArgumentError(f"the catalogue has no recurrence {name!r}; {hint}")
     return files(__name__).joinpath(f"{name}.rec").read_text(encoding="utf-8")
-
-
-def description(text: str) -> str:
-    """The comment at the top of an entry, without its signs."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("#").strip())
-    return "\n".join(lines)

@@ -1,0 +1,144 @@
+"""What the commands share: finding a spec, and printing text, tables and errors, or JSON instead."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from linalg_dsl.errors import ArgumentError, DslError
+from linalg_dsl.language.parser import parse
+from linalg_dsl.language.spec import RecurrenceSpec
+
+
+def load_spec(where: str) -> RecurrenceSpec:
+    """The spec in a file, of a catalogue name, or on standard input (``-``).
+
+    Raises DslError for a text with mistakes, ArgumentError where there is nothing to read.
+    """
+    from linalg_dsl.ops.catalogue import catalogue_names, catalogue_text
+
+    if where == "-":
+        return parse(sys.stdin.read(), origin="<stdin>")
+    path = Path(where)
+    if where in catalogue_names() and not path.is_file():
+        return parse(catalogue_text(where), origin=f"{where}.rec")
+    if path.suffix == "" and not path.exists():
+        return parse(catalogue_text(where), origin=where)  # says which names there are
+    return parse(read_text(path), origin=where)
+
+
+def read_text(path: Path) -> str:
+    """A text file in UTF-8. Raises ArgumentError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"cannot read {path}: {error}") from None
+
+
+class Output:
+    """Prints for people, or one JSON value per command."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.console = Console(highlight=False, soft_wrap=True)
+        self._messages = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def text(self, text: str, data: Any) -> None:
+        if self.as_json:
+            self.data(data)
+        else:
+            self.console.print(text, markup=False)
+
+    def data(self, data: Any) -> None:
+        if self.as_json:
+            print(json.dumps(data, ensure_ascii=False, indent=2))
+
+    def heading(self, text: str) -> None:
+        if not self.as_json:
+            self.console.rule(text, align="left")
+
+    def note(self, text: str) -> None:
+        """A line for people only."""
+        if not self.as_json:
+            self.console.print(text, markup=False)
+
+    def table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Mapping[str, Any]],
+        first_line_only: Sequence[str] = (),
+    ) -> None:
+        if self.as_json:
+            self.data(list(rows))
+            return
+        self.console.print(build_table(title, columns, rows, first_line_only), soft_wrap=False)
+
+    def working(self, what: str) -> AbstractContextManager[Any]:
+        """Shows that something long is going on (on a terminal a spinner, else one line)."""
+        if self.as_json:
+            return nullcontext()
+        if self._messages.is_terminal:
+            return self._messages.status(what)
+        self._messages.print(f"{what} ...", markup=False)
+        return nullcontext()
+
+    def failure(self, error: DslError | ArgumentError) -> None:
+        """Mistakes of the user: to stderr for people, as data with ``--json``."""
+        if not self.as_json:
+            self._messages.print(f"{error}", markup=False)
+            return
+        if isinstance(error, DslError):
+            mistakes = [
+                {
+                    "code": m.code,
+                    "message": m.message,
+                    "line": m.span.line if m.span else None,
+                    "column": m.span.column if m.span else None,
+                    "origin": m.span.origin if m.span else None,
+                    "hint": m.hint,
+                }
+                for m in error.mistakes
+            ]
+        else:
+            mistakes = [{"code": None, "message": str(error)}]
+        self.data({"errors": mistakes})
+
+
+def build_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    first_line_only: Sequence[str] = (),
+) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False)
+    numeric = {c for c in columns if any(isinstance(r.get(c), (int, float)) for r in rows)}
+    for column in columns:
+        table.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
+    for row in rows:
+        cells = []
+        for column in columns:
+            cell = show(row.get(column))
+            cells.append(Text(cell.split("\n", 1)[0] if column in first_line_only else cell))
+        table.add_row(*cells)
+    return table
+
+
+def show(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.2e}" if value and not 1e-2 <= abs(value) < 1e5 else f"{value:.4g}"
+        case _:
+            return str(value)
