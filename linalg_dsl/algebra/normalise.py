@@ -38,7 +38,7 @@ from linalg_dsl.algebra.expr import (
     show_shape,
     transpose,
 )
-from linalg_dsl.algebra.rules import Word, distribute, is_matrix, split_number, total
+from linalg_dsl.algebra.rules import Word, distribute_product, is_matrix, split_number, total
 from linalg_dsl.errors import DslError, InternalError
 
 BIG_DIMS = ("K", "V")
@@ -154,7 +154,7 @@ class Normaliser:
         return self._atom(rest) * Factors(coefficient) if coefficient != 1 else self._atom(whole)
 
     def _product(self, expr: Product) -> Factors:
-        pieces = [p for w in distribute(expr, _never) for p in self.pieces(w)]
+        pieces = [p for w in distribute_product(expr, _never) for p in self.pieces(w)]
         if len(pieces) == 1:
             return _as_factors(pieces[0], expr)
         return self._sum([_as_factors(p, expr).expr for p in pieces])

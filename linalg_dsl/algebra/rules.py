@@ -127,12 +127,8 @@ def distribute(expr: Expr, opened: Opened) -> tuple[Word, ...]:
             return (Word(chain=(expr,), span=expr.span),)
         case Sum(terms):
             return _distribute_sum(expr, terms, opened)
-        case Product(factors):
-            words: tuple[Word, ...] = (Word(span=expr.span),)
-            for factor in factors:
-                spread = distribute(factor, opened)
-                words = tuple(w.times(s) for w in words for s in spread)
-            return words
+        case Product():
+            return distribute_product(expr, opened)
         case Hadamard(factors):
             return _distribute_hadamard(expr, factors, opened)
         case Quotient(top, bottom):
@@ -149,6 +145,15 @@ def distribute(expr: Expr, opened: Opened) -> tuple[Word, ...]:
             return (Word(chain=(expr,), span=expr.span),)
         case _:
             raise _nonlinear(expr, opened)
+
+
+def distribute_product(expr: Product, opened: Opened) -> tuple[Word, ...]:
+    """The words of a product, its factors spread one by one."""
+    words: tuple[Word, ...] = (Word(span=expr.span),)
+    for factor in expr.factors:
+        spread = distribute(factor, opened)
+        words = tuple(w.times(s) for w in words for s in spread)
+    return words
 
 
 def _closed(expr: Expr) -> Word:

@@ -167,7 +167,7 @@ class _Translation:
         if value.is_number:
             return number(float(value))
         if value.is_Add:
-            return add(self.back(t) for t in value.as_ordered_terms())
+            return add(self.back(t) for t in sorted(value.args, key=self._place))
         if value.is_Mul:
             return self._product(value)
         if isinstance(value, s.exp):
@@ -180,6 +180,11 @@ class _Translation:
             return call("min", [self.back(a) for a in value.args])
         return call(type(value).__name__, [self.back(a) for a in value.args])
 
+    def _place(self, value: Any) -> tuple[int, str]:
+        """Numbers first, then in the order in which the symbols were met."""
+        met = [int(str(x)[1:]) for x in value.free_symbols]
+        return (min(met) if met else -1, str(value))
+
     def _product(self, value: Any) -> Expr:
         top, bottom = value.as_numer_denom()
         if bottom != 1 and not bottom.is_number:
@@ -187,7 +192,7 @@ class _Translation:
         return self._factors(value)
 
     def _factors(self, value: Any) -> Expr:
-        parts = [self.back(f) for f in self.sympy.Mul.make_args(value)]
+        parts = [self.back(f) for f in sorted(self.sympy.Mul.make_args(value), key=self._place)]
         vectors = [p for p in parts if not p.is_scalar]
         scalars = [p for p in parts if p.is_scalar]
         if not vectors:

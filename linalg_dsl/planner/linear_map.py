@@ -67,17 +67,17 @@ def linear_map(update: Expr, state: str, normaliser: Normaliser) -> LinearMap:
                 writes.append(_write(normaliser.collapse(part), part))
                 continue
             before, after = split_at(part, at)
+            left = normaliser.collapse(before)
+            if bool(left.column) != bool(left.row):  # rowᵀ S column is a scalar
+                raise _two_sided(part.span)
             right = normaliser.collapse(after)
             if right.diagonal or right.column or right.row:
-                raise _value_side(after, state)
-            left = normaliser.collapse(before)
+                raise _two_sided(part.span) if left.column and right.column else _value_side(after, state)
             scale = left.scale * right.scale
-            if left.column and left.row:
+            if left.column:
                 erases.append(
                     RankOne(scale, Factors(vectors=left.column), Factors(vectors=left.row), part.span)
                 )
-            elif left.column or left.row:
-                raise _two_sided(part.span)
             else:
                 diagonals.append(DiagonalTerm(scale * Factors(vectors=left.diagonal), part.span))
     return LinearMap(tuple(diagonals), tuple(erases), tuple(writes))

@@ -83,8 +83,10 @@ def read_output(
 
 def _one_read(word: Word, at: int, decay: Factors, normaliser: Normaliser, is_fixed: IsFixed) -> _OneRead:
     before, after = split_at(word, at)
-    left, right = normaliser.collapse(before), normaliser.collapse(after)
-    if left.column or left.row or not right.column or right.row:
+    left = normaliser.collapse(before)
+    plain = not left.column and not left.row  # else what follows the state need not be one chain
+    right = normaliser.collapse(after) if plain else left
+    if not plain or not right.column or right.row:
         raise DslError.single(
             "E957",
             "the output may read the state with a query and scale what was read by a vector; other uses "

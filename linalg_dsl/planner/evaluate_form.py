@@ -1,0 +1,125 @@
+"""Form (1) run token by token in PyTorch: the evaluator of the canonical level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from linalg_dsl.algebra.expr import ZERO, Expr, Symbol
+from linalg_dsl.planner.form import CanonicalRecurrence, Read, Recurrence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def run_form(
+    canonical: CanonicalRecurrence,
+    tensors: Mapping[str, Tensor],
+    initial_state: Tensor | None = None,
+    consts: Mapping[str, float] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Steps form (1) through time: outputs [B, T, H, V] and the last state [B, H, K, V].
+
+    ``tensors`` holds every input [B, T, H, *dims] and param [H, *dims], all with the same heads and
+    dtype; ``initial_state`` is [B, H, K, V], by default the declared start. ``consts`` are the run-time
+    values of consts that were not made numbers; those not given are computed from their declaration.
+    """
+    import torch
+
+    (rec,) = canonical.recurrences
+    spec = canonical.spec
+    timed = {i.name: tensors[i.name] for i in spec.inputs if i.timed}
+    params = {i.name: tensors[i.name] for i in spec.inputs if not i.timed}
+    first = next(iter(timed.values()))
+    batch, length, heads = first.shape[:3]
+    sizes = _sizes(canonical, tensors, initial_state)
+    numbers = {n: first.new_tensor(x) for n, x in _run_time_numbers(canonical, sizes, consts or {}).items()}
+    if initial_state is None:
+        start = float(spec.states[0].start)
+        state = torch.full((batch, heads, sizes["K"], sizes["V"]), start).to(first)
+    else:
+        state = initial_state
+    outputs = []
+    for t in range(length):
+        now = {**numbers, **params, **{n: x[:, t] for n, x in timed.items()}}
+        after, output = _step(rec, state, now)
+        outputs.append(output.expand(batch, heads, sizes["V"]))
+        state = after
+    if not outputs:
+        return first.new_zeros(batch, 0, heads, sizes["V"]), state
+    return torch.stack(outputs, dim=1), state
+
+
+def _step(rec: Recurrence, state: Tensor, now: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    from linalg_dsl.algebra.evaluate import evaluate
+
+    def value(expr: Expr) -> Tensor:
+        return evaluate(expr, _symbols(now))
+
+    def column(expr: Expr) -> Tensor:
+        return value(expr).unsqueeze(-1)
+
+    decayed = state
+    if rec.decay.kind != "none":
+        log = value(rec.decay.log)
+        decayed = (log[..., None, None] if rec.decay.kind == "scalar" else log[..., None]).exp() * state
+    erased = decayed if rec.erase_read == "decayed" else state
+    past = [(erased * column(b)).sum(-2) for b in rec.erase]
+    after = decayed
+    for left, written, row in zip(rec.left, rec.written, rec.sigma, strict=True):
+        z = [] if written == ZERO else [value(written)]
+        z += [value(s)[..., None] * u for s, u in zip(row, past, strict=True) if s != ZERO]
+        for part in z:
+            after = after + column(left) * part.unsqueeze(-2)
+    terms = [
+        _read(r, {"inclusive": after, "exclusive": state, "decayed": decayed}[r.kind], value)
+        for r in rec.reads
+    ]
+    terms += [value(x) for x in rec.token_terms]
+    return after, sum(terms[1:], terms[0])
+
+
+def _read(read: Read, source: Tensor, value: Callable[[Expr], Tensor]) -> Tensor:
+    out = value(read.scale) * (source * value(read.query).unsqueeze(-1)).sum(-2)
+    return out if read.gate is None else value(read.gate) * out
+
+
+def _symbols(now: Mapping[str, Tensor]) -> Callable[[Symbol], Tensor]:
+    def look_up(symbol: Symbol) -> Tensor:
+        tensor = now[symbol.name]
+        if symbol.row is None:
+            return tensor
+        return tensor[..., symbol.row] if symbol.is_scalar else tensor[..., symbol.row, :]
+
+    return look_up
+
+
+def _sizes(
+    canonical: CanonicalRecurrence, tensors: Mapping[str, Tensor], initial_state: Tensor | None
+) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for declared in canonical.spec.inputs:
+        shape = tensors[declared.name].shape
+        for dim, size in zip(reversed(declared.dims), reversed(shape), strict=False):
+            sizes.setdefault(str(dim), size)
+    if initial_state is not None:
+        sizes["K"], sizes["V"] = initial_state.shape[-2:]
+    return sizes
+
+
+def _run_time_numbers(
+    canonical: CanonicalRecurrence, sizes: Mapping[str, int], given: Mapping[str, float]
+) -> dict[str, float]:
+    import torch
+
+    from linalg_dsl.algebra.evaluate import evaluate
+
+    numbers = {name: float(size) for name, size in sizes.items()}
+    for const in canonical.spec.consts:
+        if const.name in given:
+            numbers[const.name] = float(given[const.name])
+        else:
+            tensors = {n: torch.tensor(x, dtype=torch.float64) for n, x in numbers.items()}
+            numbers[const.name] = float(evaluate(const.value, _symbols(tensors)))
+    numbers.update(canonical.consts)
+    return numbers

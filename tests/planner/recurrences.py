@@ -1,0 +1,261 @@
+"""Recurrences as users write them, each with the form (1) that it must come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+COMMON = """
+input q, k, p, b : [K]
+input v, w : [V]
+input beta, gamma : scalar in (0, 2)
+input g : log gate
+input h : log gate [K]
+const scale = 1 / sqrt(K)
+"""
+READ = "o_t = scale S_tᵀ q_t\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """The lines of a recurrence, and what is expected, expressions as ``show_expr`` writes them.
+
+    ``reads`` are (kind, query, scale).
+    """
+
+    lines: str
+    left: list[str]
+    written: list[str]
+    log: str = "0"
+    sigma: list[list[str]] = field(default_factory=list)
+    erase: list[str] = field(default_factory=list)
+    erase_read: str = "decayed"
+    reads: list[tuple[str, str, str]] = field(default_factory=lambda: [("inclusive", "q_t", "scale")])
+    token_terms: list[str] = field(default_factory=list)
+    kind: str = ""
+
+    def text(self, name: str) -> str:
+        lines = self.lines if "o_t" in self.lines else self.lines.rstrip() + "\n" + READ
+        declared = COMMON
+        own = [x.strip() for x in lines.splitlines() if x.strip().startswith(("input", "param", "const"))]
+        names = {n.strip(" :") for x in own for n in x.split(":")[0].split(None, 1)[1].split(",")}
+        kept = []
+        for line in declared.strip().splitlines():
+            if not line.startswith("input"):
+                kept.append(line)
+                continue
+            head, tail = line.split(":", 1)
+            left = [n.strip() for n in head[len("input") :].split(",") if n.strip() not in names]
+            used = [n for n in left if f"{n}_t" in lines]
+            if used:
+                kept.append(f"input {', '.join(used)} :{tail}")
+        if "scale" not in lines:
+            kept = [x for x in kept if not x.startswith("const")]
+        return f"recurrence {name}\n" + "\n".join(kept) + "\n" + lines.strip() + "\n"
+
+
+PUBLISHED = {
+    "linear_attention": Case(
+        "S_t = S_{t-1} + k_t v_tᵀ", ["k_t"], ["v_t"], erase_read="exclusive", kind="linear"
+    ),
+    "retnet": Case(
+        "param gamma : scalar in (0, 1)\nS_t = gamma S_{t-1} + k_t v_tᵀ",
+        ["k_t"], ["v_t"], "log(gamma)", erase_read="exclusive", kind="scalar gate",
+    ),
+    "simple_gla": Case(
+        "S_t = exp(g_t) S_{t-1} + k_t v_tᵀ",
+        ["k_t"], ["v_t"], "g_t", erase_read="exclusive", kind="scalar gate",
+    ),
+    "mamba2": Case(
+        "input x : [V]\ninput dt : scalar >= 0\nparam a : scalar\nparam d : [V]\n"
+        "S_t = exp(-exp(a) dt_t) S_{t-1} + k_t (dt_t x_t)ᵀ\no_t = S_tᵀ q_t + d ⊙ x_t",
+        ["k_t"], ["dt_t x_t"], "-exp(a) dt_t", erase_read="exclusive",
+        reads=[("inclusive", "q_t", "1")], token_terms=["d ⊙ x_t"], kind="scalar gate",
+    ),
+    "gla": Case(
+        "S_t = diag(exp(h_t)) S_{t-1} + k_t v_tᵀ",
+        ["k_t"], ["v_t"], "h_t", erase_read="exclusive", kind="diagonal gate",
+    ),
+    "sigmoid_gla": Case(
+        "input a : scalar\nconst tau = 16\nα_t = sigmoid(a_t)^(1/tau)\nS_t = α_t S_{t-1} + k_t v_tᵀ",
+        ["k_t"], ["v_t"], "-0.0625 softplus(-a_t)", erase_read="exclusive", kind="scalar gate",
+    ),
+    "rwkv6": Case(
+        "param u : [K]\nS_t = diag(exp(h_t)) S_{t-1} + k_t v_tᵀ\n"
+        "o_t = scale (S_{t-1} + diag(u) k_t v_tᵀ)ᵀ q_t",
+        ["k_t"], ["v_t"], "h_t", erase_read="exclusive",
+        reads=[("exclusive", "q_t", "scale")],
+        token_terms=["scale dot(k_t ⊙ u, q_t) v_t"], kind="diagonal gate",
+    ),
+    "hgrn2": Case(
+        "input f : gate [K] in (0, 1)\nS_t = diag(f_t) S_{t-1} + (1 - f_t) v_tᵀ",
+        ["1 - f_t"], ["v_t"], "log(f_t)", erase_read="exclusive", kind="diagonal gate",
+    ),
+    "delta_rule": Case(
+        "S_t = (I - beta_t k_t k_tᵀ) S_{t-1} + beta_t k_t v_tᵀ",
+        ["k_t"], ["beta_t v_t"], "0", [["-beta_t"]], ["k_t"], "exclusive", kind="linear + rank 1",
+    ),
+    "delta_rule_residual": Case(
+        "S_t = S_{t-1} - beta_t k_t (S_{t-1}ᵀ k_t - v_t)ᵀ",
+        ["k_t"], ["beta_t v_t"], "0", [["-beta_t"]], ["k_t"], "exclusive", kind="linear + rank 1",
+    ),
+    "delta_rule_inner": Case(
+        "S_t = S_{t-1} + k_t (beta_t (v_t - S_{t-1}ᵀ k_t))ᵀ",
+        ["k_t"], ["beta_t v_t"], "0", [["-beta_t"]], ["k_t"], "exclusive", kind="linear + rank 1",
+    ),
+    "gated_delta_rule": Case(
+        "S_t = exp(g_t) (I - beta_t k_t k_tᵀ) S_{t-1} + beta_t k_t v_tᵀ",
+        ["k_t"], ["beta_t v_t"], "g_t", [["-beta_t"]], ["k_t"], kind="scalar gate + rank 1",
+    ),
+    "q_delta": Case(
+        "S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}ᵀ p_t)ᵀ",
+        ["k_t"], ["beta_t v_t"], "g_t", [["-beta_t"]], ["p_t"], kind="scalar gate + rank 1",
+    ),
+    "comba": Case(
+        "param d : scalar\nS_t = exp(g_t) S_{t-1} - beta_t k_t p_tᵀ S_{t-1} + gamma_t k_t v_tᵀ\n"
+        "o_t = scale S_tᵀ (q_t - d k_t)",
+        ["k_t"], ["gamma_t v_t"], "g_t", [["-beta_t"]], ["p_t"], "exclusive",
+        reads=[("inclusive", "q_t - d k_t", "scale")], kind="scalar gate + rank 1",
+    ),
+    "comba_spread": Case(
+        "param d : scalar\nS_t = (exp(g_t) I - beta_t k_t k_tᵀ) S_{t-1} + beta_t k_t v_tᵀ\n"
+        "o_t = scale S_tᵀ q_t - d scale S_tᵀ k_t",
+        ["k_t"], ["beta_t v_t"], "g_t", [["-beta_t"]], ["k_t"], "exclusive",
+        reads=[("inclusive", "q_t - d k_t", "scale")], kind="scalar gate + rank 1",
+    ),
+    "kda": Case(
+        "S_t = (I - beta_t k_t k_tᵀ) diag(exp(h_t)) S_{t-1} + beta_t k_t v_tᵀ",
+        ["k_t"], ["beta_t v_t"], "h_t", [["-beta_t"]], ["k_t"], kind="diagonal gate + rank 1",
+    ),
+    "kda_spread": Case(
+        "a_t = exp(h_t)\nS_t = (diag(a_t) - beta_t k_t (a_t ⊙ k_t)ᵀ) S_{t-1} + beta_t k_t v_tᵀ",
+        ["k_t"], ["beta_t v_t"], "h_t", [["-beta_t"]], ["k_t"], kind="diagonal gate + rank 1",
+    ),
+    "gdn2": Case(
+        "S_t = (I - k_t (b_t ⊙ k_t)ᵀ) diag(exp(h_t)) S_{t-1} + k_t (w_t ⊙ v_t)ᵀ",
+        ["k_t"], ["w_t ⊙ v_t"], "h_t", [["-1"]], ["b_t ⊙ k_t"], kind="diagonal gate + rank 1",
+    ),
+    "iplr": Case(
+        "S_t = (I + b_t p_tᵀ) S_{t-1} + k_t v_tᵀ",
+        ["k_t", "b_t"], ["v_t", "0"], "0", [["0"], ["1"]], ["p_t"], "exclusive", kind="linear + rank 1",
+    ),
+    "dplr": Case(
+        "S_t = (diag(exp(h_t)) + b_t p_tᵀ) S_{t-1} + k_t v_tᵀ",
+        ["k_t", "b_t"], ["v_t", "0"], "h_t", [["0"], ["1"]], ["p_t"], "exclusive",
+        kind="diagonal gate + rank 1",
+    ),
+    "rwkv7": Case(
+        "input x : [K] unit\ninput i : [K] in (0, 1)\nparam rho : [K]\n"
+        "S_t = (diag(exp(h_t)) - (i_t ⊙ x_t) x_tᵀ) S_{t-1} + k_t v_tᵀ\n"
+        "o_t = S_tᵀ q_t + (q_tᵀ (rho ⊙ k_t)) v_t",
+        ["k_t", "i_t ⊙ x_t"], ["v_t", "0"], "h_t", [["0"], ["-1"]], ["x_t"], "exclusive",
+        reads=[("inclusive", "q_t", "1")], token_terms=["dot(q_t, rho ⊙ k_t) v_t"],
+        kind="diagonal gate + rank 1",
+    ),
+}  # fmt: skip
+
+OTHERS = {
+    "decay_after_erase": Case(
+        "S_t = diag(exp(h_t)) (I - beta_t k_t k_tᵀ) S_{t-1} + beta_t k_t v_tᵀ",
+        ["k_t", "exp(h_t) ⊙ k_t"], ["beta_t v_t", "0"], "h_t", [["0"], ["-beta_t"]], ["k_t"], "exclusive",
+        kind="diagonal gate + rank 1",
+    ),
+    "undecayed_erase": Case(
+        "S_t = diag(exp(h_t)) S_{t-1} - beta_t k_t (k_tᵀ S_{t-1}) + beta_t k_t v_tᵀ",
+        ["k_t"], ["beta_t v_t"], "h_t", [["-beta_t"]], ["k_t"], "exclusive", kind="diagonal gate + rank 1",
+    ),
+    "scalar_decay_after_erase_is_before": Case(
+        "S_t = (I - beta_t k_t k_tᵀ) (exp(g_t) S_{t-1}) + beta_t k_t v_tᵀ",
+        ["k_t"], ["beta_t v_t"], "g_t", [["-beta_t"]], ["k_t"], kind="scalar gate + rank 1",
+    ),
+    "two_gates": Case(
+        "S_t = exp(g_t) (I - beta_t k_t k_tᵀ) diag(exp(h_t)) S_{t-1} + k_t v_tᵀ",
+        ["k_t"], ["v_t"], "g_t + h_t", [["-beta_t"]], ["k_t"], kind="diagonal gate + rank 1",
+    ),
+    "gated_delta_product": Case(
+        "input k : [2, K] unit\ninput v : [2, V]\ninput beta : [2] in (0, 2)\n"
+        "S_t = (I - beta_{t,2} k_{t,2} k_{t,2}ᵀ) (exp(g_t) (I - beta_{t,1} k_{t,1} k_{t,1}ᵀ) S_{t-1}"
+        " + beta_{t,1} k_{t,1} v_{t,1}ᵀ) + beta_{t,2} k_{t,2} v_{t,2}ᵀ",
+        ["k_{t,1}", "k_{t,2}"],
+        ["beta_{t,1} v_{t,1}",
+         "-beta_{t,2} beta_{t,1} dot(k_{t,2}, k_{t,1}) v_{t,1} + beta_{t,2} v_{t,2}"],
+        "g_t",
+        [["-beta_{t,1}", "0"],
+         ["beta_{t,2} beta_{t,1} dot(k_{t,2}, k_{t,1})", "-beta_{t,2}"]],
+        ["k_{t,1}", "k_{t,2}"], kind="scalar gate + rank 2",
+    ),
+    "rank_two_matrices": Case(
+        "M_t = (I - beta_t k_t k_tᵀ) diag(exp(h_t)) (I - gamma_t p_t p_tᵀ)\nS_t = M_t S_{t-1} + k_t v_tᵀ",
+        ["k_t", "exp(h_t) ⊙ p_t"], ["v_t", "0"], "h_t",
+        [["beta_t gamma_t dot(k_t ⊙ exp(h_t), p_t)", "-beta_t"], ["-gamma_t", "0"]],
+        ["p_t", "k_t ⊙ exp(h_t)"], "exclusive", kind="diagonal gate + rank 2",
+    ),
+    "one_left_two_erases": Case(
+        "S_t = S_{t-1} - beta_t k_t k_tᵀ S_{t-1} - gamma_t k_t p_tᵀ S_{t-1} + k_t v_tᵀ",
+        ["k_t"], ["v_t"], "0", [["-1"]], ["beta_t k_t + gamma_t p_t"], "exclusive", kind="linear + rank 1",
+    ),
+    "one_erase_two_lefts": Case(
+        "S_t = S_{t-1} - beta_t k_t k_tᵀ S_{t-1} - beta_t p_t k_tᵀ S_{t-1} + b_t v_tᵀ",
+        ["b_t", "k_t + p_t"], ["v_t", "0"], "0", [["0"], ["-beta_t"]], ["k_t"], "exclusive",
+        kind="linear + rank 1",
+    ),
+    "one_written_two_lefts": Case(
+        "S_t = exp(g_t) S_{t-1} + k_t v_tᵀ + beta_t p_t v_tᵀ",
+        ["k_t + beta_t p_t"], ["v_t"], "g_t", erase_read="exclusive", kind="scalar gate",
+    ),
+    "rows": Case(
+        "input k : [2, K]\ninput v : [2, V]\nS_t = exp(g_t) S_{t-1} + k_tᵀ v_t",
+        ["k_{t,1}", "k_{t,2}"], ["v_{t,1}", "v_{t,2}"], "g_t", erase_read="exclusive", kind="scalar gate",
+    ),
+    "rows_delta": Case(
+        "const n = 2\ninput k : [n, K]\ninput v : [n, V]\ninput beta : [n]\n"
+        "S_t = S_{t-1} + k_tᵀ diag(beta_t) (v_t - k_t S_{t-1})",
+        ["k_{t,1}", "k_{t,2}"], ["beta_{t,1} v_{t,1}", "beta_{t,2} v_{t,2}"], "0",
+        [["-beta_{t,1}", "0"], ["0", "-beta_{t,2}"]], ["k_{t,1}", "k_{t,2}"], "exclusive",
+        kind="linear + rank 2",
+    ),
+    "one_minus": Case(
+        "input f : gate [K] in (0, 1)\nS_t = S_{t-1} - diag(f_t) S_{t-1} + f_t v_tᵀ",
+        ["f_t"], ["v_t"], "log(1 - f_t)", erase_read="exclusive", kind="diagonal gate",
+    ),
+    "one_minus_sigmoid": Case(
+        "input a : [K]\nS_t = (I - diag(sigmoid(a_t))) S_{t-1} + sigmoid(a_t) v_tᵀ",
+        ["sigmoid(a_t)"], ["v_t"], "-softplus(a_t)", erase_read="exclusive", kind="diagonal gate",
+    ),
+    "decayed_read": Case(
+        "S_t = diag(exp(h_t)) S_{t-1} + k_t v_tᵀ\no_t = (diag(exp(h_t)) S_{t-1})ᵀ q_t",
+        ["k_t"], ["v_t"], "h_t", erase_read="exclusive", reads=[("decayed", "q_t", "1")],
+        kind="diagonal gate",
+    ),
+    "both_reads": Case(
+        "S_t = exp(g_t) S_{t-1} + k_t v_tᵀ\no_t = 0.5 S_tᵀ q_t - S_{t-1}ᵀ p_t",
+        ["k_t"], ["v_t"], "g_t", erase_read="exclusive",
+        reads=[("inclusive", "q_t", "0.5"), ("exclusive", "p_t", "-1")], kind="scalar gate",
+    ),
+    "gated_read": Case(
+        "S_t = exp(g_t) S_{t-1} + k_t v_tᵀ\no_t = w_t ⊙ (S_tᵀ q_t) + v_t",
+        ["k_t"], ["v_t"], "g_t", erase_read="exclusive", reads=[("inclusive", "q_t", "1")],
+        token_terms=["v_t"], kind="scalar gate",
+    ),
+    "constant_gate": Case(
+        "S_t = 0.9 (I - beta_t k_t k_tᵀ) S_{t-1} + beta_t k_t v_tᵀ",
+        ["k_t"], ["beta_t v_t"], "-1053605156578263/10000000000000000", [["-beta_t"]], ["k_t"], kind="scalar gate + rank 1",
+    ),
+    "normalised_keys": Case(
+        "k̂_t = l2norm(k_t)\nS_t = (I - sigmoid(beta_t) k̂_t k̂_tᵀ) S_{t-1} + sigmoid(beta_t) k̂_t v_tᵀ",
+        ["l2norm(k_t)"], ["sigmoid(beta_t) v_t"], "0", [["-sigmoid(beta_t)"]], ["l2norm(k_t)"], "exclusive",
+        kind="linear + rank 1",
+    ),
+    "divided_keys": Case(
+        "S_t = (I - k_t k_tᵀ / (k_tᵀ k_t + 1)) S_{t-1} + k_t v_tᵀ / (1 + k_tᵀ k_t)",
+        ["k_t"], ["(1 / (1 + dot(k_t, k_t))) v_t"], "0", [["-1 / (dot(k_t, k_t) + 1)"]], ["k_t"], "exclusive",
+        kind="linear + rank 1",
+    ),
+    "invented": Case(
+        "a_t = exp(-softplus(h_t) * beta_t)\n"
+        "S_t = (diag(a_t) - beta_t p_t (a_t ⊙ k_t)ᵀ) S_{t-1} + beta_t p_t (sigmoid(w_t) ⊙ v_t)ᵀ",
+        ["p_t"], ["beta_t (sigmoid(w_t) ⊙ v_t)"], "-beta_t softplus(h_t)", [["-beta_t"]], ["k_t"],
+        kind="diagonal gate + rank 1",
+    ),
+}  # fmt: skip
+
+ALL = PUBLISHED | OTHERS
