@@ -57,13 +57,14 @@ def explain(
 @app.command(name="list")
 def list_(json: Json = False) -> None:
     """List the recurrences of the catalogue."""
+    from linalg_dsl.language.printer import show_expr
     from linalg_dsl.ops.catalogue import catalogue_names
 
     rows = []
     for name in catalogue_names():
         spec = load_spec(name)
         update = next(e for e in spec.written if e.target == spec.states[0].name)
-        line = update.span.text[update.span.start : update.span.end] if update.span else ""
+        line = f"{update.target}_t = {show_expr(update.value)}"
         rows.append({"name": name, "update": line, "description": spec.doc})
     Output(json).table("Catalogue", ("name", "update", "description"), rows, first_line_only=("description",))
 
