@@ -38,6 +38,10 @@ class Source:
         self.origin = origin
         self._starts = [0] + [m.end() for m in re.finditer("\n", text)]
 
+    def line_start(self, line: int) -> int:
+        """The offset of a line, counted from 1."""
+        return self._starts[line - 1]
+
     def span(self, start: int, end: int) -> Span:
         line = bisect_right(self._starts, start)
         return Span(self.text, start, max(end, start), line, start - self._starts[line - 1] + 1, self.origin)

@@ -225,7 +225,8 @@ class _Resolver:
 
     def read(self, assign: syn.Assign, value: Value) -> None:
         if value.nonlinear:
-            message = f"a function of what is read from the state, `{_crop(value.nonlinear.term)}`, is not supported yet"
+            term = _crop(value.nonlinear.term)
+            message = f"a function of what is read from the state, `{term}`, is not supported yet"
             self.add("E907", message, value.nonlinear.span or assign.span, "apply it to the output outside")
         rows, cols = value.shape
         if cols != 1 or value.unit:
@@ -443,24 +444,6 @@ def _of(document: syn.Document, kind: type) -> list:  # type: ignore[type-arg]
     return [s for s in document.statements if isinstance(s, kind)]
 
 
-def _children(node: syn.Node) -> tuple[syn.Node, ...]:
-    match node:
-        case syn.Chain(first, rest):
-            return (first, *(f for _, f in rest))
-        case syn.Total(terms):
-            return terms
-        case syn.Minus(arg) | syn.Transposed(arg):
-            return (arg,)
-        case syn.Raised(base, exponent):
-            return (base, exponent)
-        case syn.Apply(_, args):
-            return args
-        case syn.Num() | syn.Ref():
-            return ()
-        case _:
-            raise InternalError(f"unknown syntax node {type(node).__name__}")
-
-
 def _refs(node: syn.Node) -> Iterator[syn.Ref]:
     """All names in an expression; shared nodes once."""
     todo, seen = [node], {id(node)}
@@ -468,7 +451,7 @@ def _refs(node: syn.Node) -> Iterator[syn.Ref]:
         one = todo.pop()
         if isinstance(one, syn.Ref):
             yield one
-        for child in _children(one):
+        for child in syn.children(one):
             if id(child) not in seen:
                 seen.add(id(child))
                 todo.append(child)

@@ -6,10 +6,12 @@ twice), so that ``resolve`` can refuse what is too large before it walks it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+from linalg_dsl.errors import InternalError
 from linalg_dsl.language.spec import Interval
 from linalg_dsl.source import Span
 
@@ -21,8 +23,8 @@ class Node:
 
     def __init__(self, span: Span | None, children: tuple[Node, ...] = ()) -> None:
         self.span = span
-        self.depth = 1 + max((c.depth for c in children), default=0)
-        self.size = 1 + sum(c.size for c in children)
+        self.depth: int = 1 + max((c.depth for c in children), default=0)
+        self.size: int = 1 + sum(c.size for c in children)
 
 
 class Num(Node):
@@ -122,6 +124,48 @@ class Apply(Node):
         super().__init__(span, args)
         self.function = function
         self.args = args
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    match node:
+        case Chain(first, rest):
+            return (first, *(f for _, f in rest))
+        case Total(terms):
+            return terms
+        case Minus(arg) | Transposed(arg):
+            return (arg,)
+        case Raised(base, exponent):
+            return (base, exponent)
+        case Apply(_, args):
+            return args
+        case Num() | Ref():
+            return ()
+        case _:
+            raise InternalError(f"unknown syntax node {type(node).__name__}")
+
+
+def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
+    """The same node over changed children; the node itself where none changed."""
+    before = children(node)
+    after = tuple(change(c) for c in before)
+    if all(a is b for a, b in zip(after, before, strict=True)):
+        return node
+    match node:
+        case Chain(_, rest):
+            signs = [s for s, _ in rest]
+            return Chain(after[0], tuple(zip(signs, after[1:], strict=True)), node.span)
+        case Total():
+            return Total(after, node.span)
+        case Minus():
+            return Minus(after[0], node.span)
+        case Transposed():
+            return Transposed(after[0], node.span)
+        case Raised():
+            return Raised(after[0], after[1], node.span)
+        case Apply(function, _):
+            return Apply(function, after, node.span)
+        case _:
+            raise InternalError(f"{type(node).__name__} has no children to change")
 
 
 DimName = tuple[str | int, Span | None]

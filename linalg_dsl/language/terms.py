@@ -166,9 +166,7 @@ class Evaluator:
         hint = None
         if one == (two[1], two[0]):
             hint = "one of the two needs a transpose ᵀ"
-        elif 1 in one and two[0] == two[1] and two[0] in one:
-            hint = "a vector added to a matrix: did you mean diag(...)?"
-        elif 1 in two and one[0] == one[1] and one[0] in two:
+        elif any(1 in x and ex.is_square(y) and y[0] in x for x, y in ((one, two), (two, one))):
             hint = "a vector added to a matrix: did you mean diag(...)?"
         self.mistakes.add(
             "E301",
