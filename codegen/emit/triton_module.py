@@ -25,7 +25,7 @@ from linalg_dsl.codegen.schedule.cut import cut
 from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.errors import ArgumentError, InternalError
-from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.stability import solve_is_bounded
@@ -43,7 +43,7 @@ class TritonModule:
     inputs_ascii: str
     const_names: str
     timed: str
-    rows: str
+    dims: str
     partial_rows: bool
     library: tuple[str, ...]
     kernels: tuple[str, ...]
@@ -141,7 +141,7 @@ class _Emitter:
                 inputs_ascii=literal(self.inputs.values()),
                 const_names=literal(self.consts),
                 timed=repr(tuple(i.timed for i in spec.inputs)),
-                rows=repr(tuple(self.counts[i.name] or 1 for i in spec.inputs)),
+                dims=repr(tuple(self._dims(i) for i in spec.inputs)),
                 partial_rows=self._has_unused_rows(),
                 library=library_functions(used),
                 kernels=tuple(p.text.rstrip() for p in printed.values()),
@@ -204,6 +204,9 @@ class _Emitter:
             name, _, row_text = result.removeprefix("d_").partition("[")
             out[n] = Memory(self.gradients[name], None, self.counts[name] or 1, int(row_text.rstrip("]") or 0))
         return out
+
+    def _dims(self, decl: Input) -> tuple[str | int, ...]:
+        return tuple(d if d in ("K", "V") or isinstance(d, int) else self.counts[decl.name] for d in decl.dims)
 
     def _allocation(self, n: int) -> str:
         b = next(b for b in self.plan.buffers if b.node == n)

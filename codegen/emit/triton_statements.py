@@ -208,7 +208,7 @@ class Statements:
                 block = self.blocks["K"].length
                 flags = _read_flags(node)
                 return self._call(
-                    "decayed_score", *args, "C", block, "LEVELS", *flags, "DOT", "PRECISION"
+                    "decayed_score", *args, "C", block, "LEVELS", *flags, "DOT=DOT", "PRECISION=PRECISION"
                 ), True
             case _:
                 raise InternalError(f"{node.op} has no statement: the plan is not lowered")
@@ -261,7 +261,7 @@ class Statements:
         self.library.add("decay_adjoint")
         self.lines += [
             f"{', '.join(names)} = decay_adjoint(",
-            f"    {args}, C, {block}, LEVELS, {flags}, DOT, PRECISION, SUMS",
+            f"    {args}, C, {block}, LEVELS, {flags}, DOT=DOT, PRECISION=PRECISION, SUMS=SUMS",
             ")",
         ]
         for i, name in enumerate(names):

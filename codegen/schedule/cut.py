@@ -112,7 +112,7 @@ class _Cut:
         results = {n for _, n in self.results}
         read_back = {n for k in backward for n in k.loads}
         taken: set[str] = {name for name, _ in self.results}
-        out = []
+        out: list[Buffer] = []
         for phase in (forward, backward):
             for kernel in phase:
                 for n in kernel.stores:
@@ -122,6 +122,8 @@ class _Cut:
                     name = _unique(node.label or f"{node.op}_{n}", taken)
                     saved = phase is forward and n in read_back
                     out.append(Buffer(n, name, node.axes, self._element(n), saved, n in extra))
+        if self.boundary:
+            out.append(Buffer(self.boundary.node, _unique("boundary", taken), ("K",), "float32"))
         return tuple(out)
 
     def _element(self, n: int) -> Element:
