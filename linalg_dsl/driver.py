@@ -85,17 +85,16 @@ def derive(spec: RecurrenceSpec, options: CompileOptions, consts: Mapping[str, f
 
 def emit(artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
     """The text of a backend's module."""
+    plans = (artefacts.canonical, artefacts.forward, artefacts.backward)
     match backend:
         case "torch":
             from linalg_dsl.codegen.emit.torch_module import emit_torch
 
-            return emit_torch(
-                artefacts.canonical, artefacts.forward, artefacts.backward, chunk_size=options.chunk_size
-            )
+            return emit_torch(*plans, chunk_size=options.chunk_size)
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            return emit_triton(artefacts.forward, artefacts.backward, artefacts.spec, options)
+            return emit_triton(*plans, chunk_size=options.chunk_size)
         case _:
             raise InternalError(f"no module for backend {backend}")
 

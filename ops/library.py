@@ -188,9 +188,7 @@ class _Registration:
             values = const_numbers(self.spec, dims, named)
             for axis, size in dims.items():
                 if values.get(axis, size) != size:
-                    raise ArgumentError(
-                        f"{self.spec.name}: axis {axis} is {size}, expected {values[axis]:g} (the const {axis})"
-                    )
+                    raise ArgumentError(f"{self.spec.name}: axis {axis} is {size}, expected {values[axis]:g}")
             found = self._numbers[key] = tuple(values[c] for c in self.module.CONSTS)
         return found
 

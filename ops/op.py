@@ -77,7 +77,7 @@ class CompiledOp:
         if self.options.debug and not torch.compiler.is_compiling():
             check_promises(self.spec, call.tensors)
         kind = call.tensors[0].device.type
-        backend = self._choose_backend(kind, any(x.dtype == torch.float64 for x in call.tensors))
+        backend = self.backend_for(kind, any(x.dtype == torch.float64 for x in call.tensors))
         if backend == "reference":
             return self._by_reference(call, initial_state, output_final_state, cu_seqlens)
         if backend == "torch" and kind != "cpu" and cu_seqlens_cpu is not None:
@@ -171,7 +171,7 @@ class CompiledOp:
 
         chosen = backend or self._default_backend()
         target = Path(path)
-        text = standalone_text(self.spec, self.module_text(chosen), self.artefacts().forward)
+        text = standalone_text(self.spec, self.module_text(chosen), self.operator(chosen).consts)
         target.write_text(text, encoding="utf-8")
         return target
 
@@ -226,7 +226,8 @@ class CompiledOp:
         return (o, state) if output_final_state else o
 
     @_constant
-    def _choose_backend(self, device: str, double: bool) -> str:
+    def backend_for(self, device: str, double: bool) -> str:
+        """The backend of a call with tensors on this type of device, in float64 or not."""
         wanted = self.options.backend
         if wanted == "auto":
             wanted = "triton" if device == "cuda" else "torch"

@@ -10,7 +10,7 @@ from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.torch_module import axis_source
 from linalg_dsl.errors import ArgumentError
-from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.language.spec import Input, RecurrenceSpec
 
 _FUNCTIONS = {
     "exp": "math.exp({})", "log": "math.log({})", "sqrt": "math.sqrt({})", "tanh": "math.tanh({})",
@@ -60,10 +60,7 @@ def standalone_text(spec: RecurrenceSpec, module: str, consts: tuple[str, ...]) 
             function=function,
             arguments=(*local.values(), "*", *(f"{numbers[c]}=None" for c in consts)),
             arguments_text=", ".join(local.values()),
-            layouts=tuple(
-                f"{local[d.name]}: [{', '.join([*(('B', 'T', 'h') if d.timed else ('h',)), *map(str, d.dims)])}]"
-                for d in spec.inputs
-            ),
+            layouts=tuple(f"{local[d.name]}: {_layout(d)}" for d in spec.inputs),
             inputs=tuple(local.values()),
             const_lines=tuple(lines),
             run_time_consts=tuple(numbers[c] for c in consts),
@@ -71,6 +68,11 @@ def standalone_text(spec: RecurrenceSpec, module: str, consts: tuple[str, ...]) 
     )
     head = module if re.search(r"^import math$", module, re.M) or "math." not in tail else _with_math(module)
     return head.rstrip("\n") + "\n" + tail.rstrip("\n") + "\n"
+
+
+def _layout(decl: Input) -> str:
+    lead = ("B", "T", "h") if decl.timed else ("h",)
+    return f"[{', '.join([*lead, *map(str, decl.dims)])}]"
 
 
 def _top_level(module: str) -> set[str]:
