@@ -120,19 +120,20 @@ def run_check(
     (initial,) = draw_state(spec, N, H, K, V, dtype=state_type, seed=seed, device=where)
     leaves = {n: x.requires_grad_() for n, x in {**tensors, "initial_state": initial}.items()}
     options: dict[str, Any] = {"initial_state": initial, "output_final_state": True, "cu_seqlens": offsets}
-    o, state = op(*tensors.values(), **options, **(consts or {}))
+    options |= consts or {}
+    o, state = op(*tensors.values(), **options)
     wanted, grads = reference_results(op, leaves, o, state, cu_seqlens, consts, seed)
     weights = _cotangents(o, state, seed)
     found = torch.autograd.grad((o, state), list(leaves.values()), weights)
     backend = op.backend_for(where.type, dtype == torch.float64)
     rows = [
-        _row("o", o, wanted[0], output_bound(backend, dtype)),
-        _row("final state", state, wanted[1], output_bound(backend, dtype)),
+        compare("o", o, wanted[0], output_bound(backend, dtype)),
+        compare("final state", state, wanted[1], output_bound(backend, dtype)),
     ]
     scale = max((g.norm().item() for g in grads), default=0.0)
     bound = gradient_bound(backend, dtype)
     rows += [
-        _row(f"d {name}", got, want, bound, scale)
+        compare(f"d {name}", got, want, bound, scale)
         for name, got, want in zip(leaves, found, grads, strict=True)
     ]
     packed = "" if cu_seqlens is None else f" in {N} packed sequences"
@@ -192,7 +193,8 @@ def _cotangents(o: Tensor, state: Tensor, seed: int) -> list[Tensor]:
     return drawn
 
 
-def _row(name: str, got: Tensor, want: Tensor, bound: float, scale: float = 0.0) -> CheckRow:
+def compare(name: str, got: Tensor, want: Tensor, bound: float, scale: float = 0.0) -> CheckRow:
+    """The errors of one tensor; one whose norm is negligible beside ``scale`` is measured against that."""
     error = got.detach().double().cpu() - want
     if error.numel() == 0:
         return CheckRow(name, 0.0, 0.0, bound)

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops.check import CheckReport, compare, gradient_bound, output_bound
 from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.reference import reference
+
+if TYPE_CHECKING:
+    from linalg_dsl.ops.op import CompiledOp
 
 SEGMENT = 128
 
@@ -27,6 +32,45 @@ class LongRun:
     o: Tensor
     state: Tensor
     gradients: dict[str, Tensor]
+
+
+def check_text(
+    op: CompiledOp,
+    text: bytes,
+    H: int = 2,
+    K: int = 32,
+    V: int = 32,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    consts: Mapping[str, float] | None = None,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> CheckReport:
+    """The compiled op over a text, forward and backward, against the float64 step loop.
+
+    ``progress`` is told of tokens that the step loop has done, twice the length of the text in all.
+    """
+    spec, where = op.spec, torch.device(device)
+    given = dict(consts or {})
+    tensors = embedded_text(spec, text, H, K, V, dtype=dtype, seed=seed, consts=given)
+    leaves = {name: x.to(where).requires_grad_() for name, x in tensors.items()}
+    o, state = op(**leaves, output_final_state=True, **given)
+    generator = torch.Generator().manual_seed(seed + 1)
+    weights = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in (o, state)]
+    found = torch.autograd.grad([o, state], list(leaves.values()), [w.to(where) for w in weights])
+    exact = step_loop(spec, tensors, weights[0], weights[1], consts=given, progress=progress)
+    backend = op.backend_for(where.type, dtype == torch.float64)
+    bound = gradient_bound(backend, dtype)
+    scale = max(float(d.norm()) for d in exact.gradients.values())
+    rows = [
+        compare("o", o, exact.o, output_bound(backend, dtype)),
+        compare("final state", state, exact.state, output_bound(backend, dtype)),
+    ]
+    for name, got in zip(leaves, found, strict=True):
+        rows.append(compare(f"d {name}", got, exact.gradients[name], bound, scale))
+    shape = f"a text of {len(text)} bytes, H {H} K {K} V {V}"
+    return CheckReport(spec.name, backend, str(where), str(dtype).removeprefix("torch."), shape, tuple(rows))
 
 
 def embedded_text(
@@ -83,17 +127,16 @@ def step_loop(
         pieces = _cut(exact, timed, starts[n])
         leaves = {name: x.detach().requires_grad_() for name, x in pieces.items()}
         start = states[n]
-        known = torch.zeros_like(cotangent) if start is None else start
-        known = known.detach().requires_grad_()
-        o, state = _piece(spec, leaves, known if start is not None else None, consts)
-        wanted = [*leaves.values(), *([known] if start is not None else [])]
+        known = None if start is None else start.detach().requires_grad_()
+        o, state = _piece(spec, leaves, known, consts)
+        wanted = [*leaves.values(), *([] if known is None else [known])]
         d_piece = d_o[:, starts[n] : starts[n] + SEGMENT].double()
         found = torch.autograd.grad([o, state], wanted, [d_piece, cotangent], allow_unused=True)
+        targets = _cut(gradients, timed, starts[n])
         for name, d in zip(leaves, found, strict=False):
             if d is not None:
-                target = _cut(gradients, timed, starts[n])[name]
-                target += d
-        if start is not None and found[-1] is not None:
+                targets[name] += d
+        if known is not None and found[-1] is not None:
             cotangent = found[-1]
         progress(o.shape[1])
     last = states[-1]
