@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cached_property, update_wrapper
+from functools import cached_property
 from typing import Any
 
 from linalg_dsl.errors import DslError
@@ -70,9 +70,9 @@ from linalg_dsl.source import Span
 
 __all__ = [
     "Gate", "I", "K", "LogGate", "Param", "PythonRecurrence", "Scalar", "Scalars", "State", "V", "Vectors",
-    "abs", "clamp", "diag", "dot", "elu", "exp", "l2norm", "log", "logsigmoid", "max", "min", "outer", "prev",
-    "recurrence", "relu", "rsqrt", "sigmoid", "sign", "silu", "softmax", "softplus", "sqrt", "substeps", "sum",
-    "tanh",
+    "abs", "clamp", "diag", "dot", "elu", "exp", "l2norm", "log", "logsigmoid", "max", "min", "outer",
+    "prev", "recurrence", "relu", "rsqrt", "sigmoid", "sign", "silu", "softmax", "softplus", "sqrt",
+    "substeps", "sum", "tanh",
 ]  # fmt: skip
 
 
@@ -81,7 +81,10 @@ class PythonRecurrence:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        update_wrapper(self, function)
+        self.__name__ = getattr(function, "__name__", "recurrence")
+        self.__qualname__ = getattr(function, "__qualname__", self.__name__)
+        self.__module__ = function.__module__
+        self.__doc__ = function.__doc__
 
     @cached_property
     def spec(self) -> RecurrenceSpec:
@@ -108,7 +111,7 @@ class _Tracer:
         self.states: list[str] = []
 
     def spec(self) -> RecurrenceSpec:
-        name = self.function.__name__
+        name = getattr(self.function, "__name__", "")
         if not is_name(name):
             self.mistakes.add("E104", f"`{name}` is not a name", self.span, "give the function a name")
         parameters = list(inspect.signature(self.function).parameters.values())

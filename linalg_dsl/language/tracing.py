@@ -116,12 +116,15 @@ def lift(value: object) -> syn.Node | None:
         return value.node
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
-    exact = value if isinstance(value, int | Fraction) else float(value)
-    if isinstance(exact, float) and not math.isfinite(exact):
-        raise DslError.single("E105", f"{exact} is no number of a recurrence", place())
-    if exact and not 10**-60 <= abs(exact) <= 10**60:
-        raise DslError.single("E105", f"the number {float(exact):g} is out of bounds", place())
-    return syn.Num(number(exact).value, place())
+    if isinstance(value, int | Fraction):
+        exact = Fraction(value)
+    elif math.isfinite(float(value)):
+        exact = number(float(value)).value
+    else:
+        raise DslError.single("E105", f"{value} is no number of a recurrence", place())
+    if exact and not Fraction(1, 10**60) <= abs(exact) <= 10**60:
+        raise DslError.single("E105", "a number out of bounds (1e-60 to 1e60)", place())
+    return syn.Num(exact, place())
 
 
 def apply(function: str, *args: Operand) -> Traced:
@@ -136,7 +139,7 @@ def apply(function: str, *args: Operand) -> Traced:
 def _total(left: Operand, right: Operand, minus: bool = False) -> Traced:
     first, second = lift(left), lift(right)
     if first is None or second is None:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     if minus:
         second = syn.Minus(second, second.span)
     return Traced(syn.Total((first, second), place()))
@@ -145,7 +148,7 @@ def _total(left: Operand, right: Operand, minus: bool = False) -> Traced:
 def _chain(left: Operand, sign: syn.ProductSign, right: Operand) -> Traced:
     first, second = lift(left), lift(right)
     if first is None or second is None:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     return Traced(syn.Chain(first, ((sign, second),), place()))
 
 
