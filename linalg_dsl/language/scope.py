@@ -1,0 +1,217 @@
+"""What a name in an equation stands for, and what to say where it stands for nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from linalg_dsl.algebra import expr as ex
+from linalg_dsl.language import syntax as syn
+from linalg_dsl.language.declarations import Entry, Names
+from linalg_dsl.language.mistakes import Mistakes, nearest
+from linalg_dsl.language.names import DIMENSIONS, RESERVED, ascii_name
+from linalg_dsl.language.terms import Value
+from linalg_dsl.source import Span
+
+
+@dataclass(slots=True)
+class Scope:
+    """The names that the equation in hand may use, and how."""
+
+    names: Names
+    mistakes: Mistakes
+    assigns: list[syn.Assign]
+    loops: list[syn.Loop]
+    syntax_failed: bool
+    values: dict[str, Value] = field(default_factory=dict)
+    """Bindings above the equation in hand, with what is known of their expansion."""
+    updated: set[str] = field(default_factory=set)
+    """States and other names whose equations stand above."""
+
+    def add(
+        self,
+        code: str,
+        message: str,
+        span: Span | None,
+        hint: str | None = None,
+        related: tuple[tuple[str, Span | None], ...] = (),
+    ) -> None:
+        self.mistakes.add(code, message, span, hint, related)
+
+    def lookup(self, ref: syn.Ref) -> Value | None:
+        """The symbol behind a name; None where a mistake is (or was) reported."""
+        name, index = ref.name, ref.index
+        if name == "I" or name in DIMENSIONS:
+            if index is not None:
+                self.add("E203", f"`{name}` has no time index", ref.span, f"write `{name}`")
+                return None
+            return Value(ex.ONE, unit=True) if name == "I" else Value(ex.Symbol(name, ex.SCALAR, None))
+        entry = self.names.entries.get(name)
+        if entry is None:
+            self.missing(ref)
+            return None
+        if entry.role in ("param", "const"):
+            if index is not None:
+                message = f"`{name}` is {article(entry.role)} and has no time index"
+                declared = (("declared here", entry.span),)
+                self.add("E203", message, ref.span, f"write `{name}`", declared)
+                return None
+            return None if entry.shape is None else Value(ex.Symbol(name, entry.shape, None))
+        if index is None:
+            self.add("E202", f"`{name}` changes with the token", ref.span, f"write `{name}_t`")
+            return None
+        if index.time > 0:
+            self.add(
+                "E408", f"`{show_ref(ref)}` lies in the future", ref.span, "a recurrence reads t and t-1"
+            )
+            return None
+        match entry.role:
+            case "input":
+                return self.input_at(ref, entry, index)
+            case "state":
+                return self.state_at(ref, entry, index)
+            case _:
+                return self.binding_at(ref, entry, index)
+
+    def input_at(self, ref: syn.Ref, entry: Entry, index: syn.Index) -> Value | None:
+        if index.time < 0:
+            hint = f"pass the shifted tensor as an input of its own, such as `{ref.name}_prev`"
+            self.add("E902", f"the shift `{show_ref(ref)}` is not supported yet", ref.span, hint)
+            return None
+        if entry.shape is None:
+            return None
+        if index.row is None:
+            return Value(ex.Symbol(ref.name, entry.shape))
+        row = self.row(ref, entry, index.row)
+        if row is None:
+            return None
+        shape = (entry.dims[1], 1) if len(entry.dims) == 2 else ex.SCALAR
+        return Value(ex.Symbol(ref.name, shape, 0, row))
+
+    def row(self, ref: syn.Ref, entry: Entry, row: int | str) -> int | None:
+        """The row counted from 0."""
+        if not entry.dims or entry.dims[0] in DIMENSIONS:
+            self.add("E307", f"`{ref.name}` has no rows", ref.span, f"write `{ref.name}_t`",
+                     (("declared here", entry.span),))  # fmt: skip
+            return None
+        count = entry.dims[0]
+        rows = count if isinstance(count, int) else self.names.counts[count]
+        if isinstance(row, str):
+            if row not in self.names.counts:
+                known = {loop.variable for loop in self.loops}
+                if row not in known:
+                    self.add("E307", f"`{row}` is no row", ref.span, f"a number from 1 to {rows}, or a const")
+                return None
+            row = self.names.counts[row]
+        if not 1 <= row <= rows:
+            self.add("E307", f"`{ref.name}` has rows 1 to {rows}, not {row}", ref.span, None,
+                     (("declared here", entry.span),))  # fmt: skip
+            return None
+        return row - 1
+
+    def state_at(self, ref: syn.Ref, entry: Entry, index: syn.Index) -> Value | None:
+        name = ref.name
+        if index.row is not None:
+            self.add("E307", f"the state `{name}` has no rows to pick", ref.span)
+            return None
+        if index.time < -1:
+            self.add(
+                "E902",
+                f"`{show_ref(ref)}`: only one step back is supported",
+                ref.span,
+                f"write `{name}_{{t-1}}`",
+            )
+            return None
+        if index.time == 0 and name not in self.updated and not self.loops:
+            self.add("E401", f"`{name}_t` is used before it is defined", ref.span,
+                     f"the state before the update is `{name}_{{t-1}}`")  # fmt: skip
+            return None
+        if entry.shape is None:
+            return None
+        return Value(ex.Symbol(name, entry.shape, index.time), degree=1)
+
+    def binding_at(self, ref: syn.Ref, entry: Entry, index: syn.Index) -> Value | None:
+        if index.time < 0:
+            hint = "declare the shifted tensor as an input of its own"
+            self.add("E902", f"the shift `{show_ref(ref)}` of a binding is not supported yet", ref.span, hint)
+            return None
+        if index.row is not None:
+            self.add("E307", f"`{ref.name}` has no rows", ref.span, "only [n, K], [n, V] and [n] inputs have")
+            return None
+        if entry.shape is None:
+            return None
+        known = self.values.get(ref.name)
+        symbol = ex.Symbol(ref.name, entry.shape)
+        return replace(known, expr=symbol) if known else Value(symbol)
+
+    # -- names that are not there -------------------------------------------------------------
+    def missing(self, ref: syn.Ref) -> None:
+        later = next((a for a in self.assigns if a.name == ref.name), None)
+        if later is not None and ref.index is not None and ref.index.time == 0:
+            itself = later.name not in self.values and later.span and ref.span
+            message = f"`{ref.name}_t` is used before it is defined"
+            hint = "move its equation up"
+            if itself and later.span and ref.span and later.span.line == ref.span.line:
+                hint = f"what an equation reads of its own past is `{ref.name}_{{t-1}}`"
+            self.add("E402", message, ref.span, hint, (("defined here", later.span),))
+            return
+        if later is not None and ref.index is not None and ref.index.time < 0:
+            self.add("E902", f"the shift `{show_ref(ref)}` of a binding is not supported yet", ref.span)
+            return
+        self.unknown(ref)
+
+    def unknown(self, ref: syn.Ref) -> None:
+        """E201 with the nearest name, or E209 for names run together. Silent if a line was lost."""
+        known = {*self.names.entries, *(a.name for a in self.assigns)}
+        apart = _split_run(ref, known | {"I"})
+        if apart:
+            self.add(
+                "E209",
+                f"`{show_ref(ref)}` is one name",
+                ref.span,
+                f"did you mean `{apart}`? A product needs a space",
+            )
+            return
+        if ref.name in ("T", "t") or ref.name in RESERVED - {"I", "K", "V"}:
+            hint = {"T": "the transpose is written after a name: `k_tᵀ`, `k_t^T` or `k_t.T`", "t": None}.get(
+                ref.name, f"a function has its argument in parentheses: `{ref.name}(x_t)`"
+            )
+            self.add("E201", f"`{ref.name}` is reserved and has no value", ref.span, hint)
+            return
+        if self.lost(ref.name):
+            return
+        spelled = {ascii_name(k): k for k in known}
+        close = spelled.get(ascii_name(ref.name)) or nearest(ref.name, sorted(known))
+        if close is None:
+            close = nearest(ref.name, sorted(RESERVED - {"t", "T", "inf"}))
+        hint = f"did you mean `{close}`?" if close else f"declare it: `input {ref.name} : ...`"
+        self.add("E201", f"unknown name `{ref.name}`", ref.span, hint)
+
+    def lost(self, name: str) -> bool:
+        """Whether a statement that could not be read may have declared the name."""
+        if not self.syntax_failed:
+            return False
+        spans = [m.span for m in self.mistakes.found if m.span]
+        lines = [s.text.split("\n")[s.line - 1] for s in spans]
+        return any(name in line for line in lines)
+
+
+def _split_run(ref: syn.Ref, known: set[str]) -> str | None:
+    """``k_t v_t`` for the word ``k_tv_t``, if every part is a known name."""
+    parts = ref.name.split("_t")
+    if len(parts) < 2 or not all(p in known for p in parts):
+        return None
+    last = show_ref(syn.Ref(parts[-1], ref.index))
+    return " ".join([*(f"{p}_t" for p in parts[:-1]), last])
+
+
+def show_ref(ref: syn.Ref) -> str:
+    if ref.index is None:
+        return ref.name
+    time = "t" if ref.index.time == 0 else f"t{ref.index.time:+d}"
+    if ref.index.row is not None:
+        return f"{ref.name}_{{{time},{ref.index.row}}}"
+    return f"{ref.name}_t" if time == "t" else f"{ref.name}_{{{time}}}"
+
+
+def article(role: str) -> str:
+    return f"an {role}" if role[0] in "aeiou" else f"a {role}"
