@@ -74,6 +74,10 @@ def enabled(device: torch.device) -> bool:
     return os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_current_stream_capturing()
 
 
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def known_answer(
     spec: RecurrenceSpec, module: ModuleType, like: tuple[Tensor, ...], consts: dict[str, float]
 ) -> None:
@@ -129,7 +133,7 @@ def known_answer(
     limit = max(TOLERANCE.get(x.dtype, 1e-3) for x in like)
     if not error <= limit:
         raise RuntimeError(
-            f"{spec.name}: the known-answer test failed on {torch.cuda.get_device_name(device)} "
+            f"{spec.name}: the known-answer test failed on {device_name(device)} "
             f"({device}, {toolchain()}, K {sizes['K']}, V {sizes['V']}, {like[0].dtype}): {worst} is off by "
             f"{error:.2e} (relative), allowed {limit:.0e}. The kernels give wrong numbers here; use "
             f"backend='torch', or {ENVIRONMENT_VARIABLE}=0 to go on regardless"

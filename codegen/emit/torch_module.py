@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from linalg_dsl.codegen.emit.names import Names, ascii_text
@@ -170,8 +170,9 @@ def output_like(spec: RecurrenceSpec) -> int:
 
 
 def equations(spec: RecurrenceSpec) -> tuple[str, ...]:
-    """The declaration as the user would write it, in ASCII."""
-    return tuple(ascii_text(line).rstrip() for line in show_spec(spec).splitlines() if line.strip())
+    """The declaration as the user would write it, in ASCII, without the user's comments."""
+    text = show_spec(replace(spec, doc=""))
+    return tuple(ascii_text(line).rstrip() for line in text.splitlines() if line.strip())
 
 
 def axis_source(spec: RecurrenceSpec, axis: str) -> tuple[int, int]:
