@@ -157,9 +157,11 @@ def _solve(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Seque
     scores = [solve.args[i * m : (i + 1) * m] for i in range(r)]
     sigma = [solve.args[m * r + j * r : m * r + (j + 1) * r] for j in range(m)]
     results = [b.add_node("pick", (node,), ("t", "V"), index=i) for i in range(m + r)]
-    z, u = results[:m], results[m:]
+    z, u = results[:m], [b.label(x, f"u_{i}") for i, x in enumerate(results[m:], 1)]
     given = [b.number(0) if d is None else d for d in cotangents]
     y, x = b.solve(scores, sigma, given[:m], given[m:], transposed=True)
+    for i, d in enumerate(x, 1):
+        b.label(d, f"d_u_{i}")
     d_scores = [b.mask(b.score(x[i], z[j]), "exclusive") for i in range(r) for j in range(m)]
     d_sigma = [b.sum(b.mul(y[j], u[i]), "V") for j in range(m) for i in range(r)]
     return (*d_scores, *d_sigma, *y, *x)

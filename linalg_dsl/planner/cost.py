@@ -35,7 +35,7 @@ class Flops:
         return self.products + self.solves + self.elementwise
 
     def __str__(self) -> str:
-        parts = [f"{_thousands(self.products)} in products"]
+        parts = [f"{_thousands(self.products)} FLOP in products"]
         if self.solves:
             parts.append(f"{_thousands(self.solves)} to invert")
         return ", ".join([*parts, f"{_thousands(self.elementwise)} elementwise"])
@@ -60,7 +60,7 @@ def flops(plan: ChunkPlan, chunk: int, key: int, value: int, at_hand: ChunkPlan 
     ``at_hand``: a forward plan whose values were all saved, so that a backward plan computes none of them.
     """
     sizes = {"t": 1.0, "s": float(chunk), "K": float(key), "V": float(value)}
-    saved = shared_nodes(plan, at_hand) if at_hand else frozenset()
+    saved = shared_nodes(plan, at_hand) if at_hand else {}
     total = Flops()
     for i, node in enumerate(plan.nodes):
         if i not in saved:
@@ -122,8 +122,8 @@ def state_bytes(plan: ChunkPlan, key: int, value: int, element_bytes: int = 4) -
     return sum(element_bytes * key * value for _, direction, _, _ in plan.carries if direction == "forward")
 
 
-def shared_nodes(plan: ChunkPlan, other: ChunkPlan) -> frozenset[int]:
-    """The nodes of ``plan`` that compute what a node of ``other`` computes."""
+def shared_nodes(plan: ChunkPlan, other: ChunkPlan) -> dict[int, int]:
+    """The nodes of ``plan`` that compute what a node of ``other`` computes, with that node's number."""
     numbers = {node: i for i, node in enumerate(other.nodes)}
     same: dict[int, int] = {}
     for i, node in enumerate(plan.nodes):
@@ -131,7 +131,7 @@ def shared_nodes(plan: ChunkPlan, other: ChunkPlan) -> frozenset[int]:
             found = numbers.get(replace(node, args=tuple(same[a] for a in node.args)))
             if found is not None:
                 same[i] = found
-    return frozenset(same)
+    return same
 
 
 def _node_flops(plan: ChunkPlan, i: int, node: Node, sizes: Mapping[str, float]) -> Flops:

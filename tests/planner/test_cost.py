@@ -87,14 +87,14 @@ def test_traffic_of_the_example() -> None:
 def test_nodes_are_recognised_across_plans() -> None:
     forward = plan_of("gated_delta")
     reverse = backward(forward)
-    shared = shared_nodes(reverse, forward)
+    shared = set(shared_nodes(reverse, forward))
     late = {
         i for i, n in enumerate(reverse.nodes) if n.op in ("solve_t", "cotangent", "gate_sum", "span_sum")
     }
     assert late
     assert not late & shared
     assert {i for i, n in enumerate(reverse.nodes) if n.op in ("input", "solve", "pairs_decay")} <= shared
-    assert shared_nodes(forward, forward) == frozenset(range(len(forward.nodes)))
+    assert shared_nodes(forward, forward) == {i: i for i in range(len(forward.nodes))}
 
 
 def test_state_on_chip_and_sums() -> None:

@@ -1,0 +1,280 @@
+"""What became of a line: class, rewrites, canonical form, chunk equations, costs, stability."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from linalg_dsl.algebra.expr import ZERO, Expr
+from linalg_dsl.language.printer import show_expr
+from linalg_dsl.planner.canonical import classify
+from linalg_dsl.planner.cost import decode_flops, flops, state_bytes, traffic
+from linalg_dsl.planner.equations import Equation, equations, legend
+from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence
+from linalg_dsl.planner.latex import to_latex
+from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.stability import decay_is_at_most_one, log_decay_bound, solve_is_bounded
+
+WIDTH = 100
+_FIXED_SPACE = "\N{NO-BREAK SPACE}"
+DEFAULT_SIZE = 128
+DEFAULT_CHUNK = 64
+FORM = "S_t = D_t ∘ S_{t-1} + L_t (W_t + Σ_t U_t)"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one call; None where they are not given."""
+
+    B: int | None = None
+    T: int | None = None
+    H: int | None = None
+    K: int | None = None
+    V: int | None = None
+    chunk: int = DEFAULT_CHUNK
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Prints itself; ``to_latex`` gives the mathematics as a LaTeX fragment (needs amsmath)."""
+
+    canonical: CanonicalRecurrence
+    forward: ChunkPlan
+    backward: ChunkPlan
+    shape: Shape
+    schedule: tuple[str, ...] = ()
+
+    @property
+    def recurrence(self) -> Recurrence:
+        return self.canonical.recurrences[0]
+
+    @property
+    def verdict(self) -> str:
+        """The class and what it compiles to, in one line."""
+        rec = self.recurrence
+        how = "chunk kernels"
+        if rec.decay.kind == "channel":
+            how += ", anchored blocks"
+        if rec.r:
+            how += ", unit-triangular solve (UT transform)"
+        return f"{self.canonical.spec.name}: {classify(rec)} → {how}"
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """The equations as the user wrote them."""
+        spec = self.canonical.spec
+        written = spec.written or (*spec.updates, *spec.outputs)
+        return tuple(f"{e.target}_t = {show_expr(e.value)}" for e in written)
+
+    @property
+    def form(self) -> tuple[Equation, ...]:
+        """The slots of form (1)."""
+        return _form(self.recurrence)
+
+    @property
+    def forward_equations(self) -> tuple[Equation, ...]:
+        return equations(self.forward)
+
+    @property
+    def backward_equations(self) -> tuple[Equation, ...]:
+        return equations(self.backward, self.forward)
+
+    @property
+    def costs(self) -> tuple[str, ...]:
+        return _costs(self)
+
+    @property
+    def stability(self) -> tuple[str, ...]:
+        return _stability(self.canonical)
+
+    def __str__(self) -> str:
+        made = [*self.forward_equations, *self.backward_equations]
+        rewrites = [
+            line
+            for i, r in enumerate(self.canonical.rewrites, 1)
+            for line in (
+                f"{i}. {r.rule}" + (f": {r.reason}" if r.reason else ""),
+                f"   {r.before}",
+                f"   → {r.after}",
+            )
+        ]
+        sections = [
+            ("the line", self.line),
+            ("rewrites", rewrites or ["none needed: the line is in form (1) as it stands"]),
+            (f"form (1): {FORM},  U_t = B_tᵀ {_erased(self.recurrence)}", [_equation(e) for e in self.form]),
+            ("one chunk, rows are tokens", [_equation(e) for e in self.forward_equations]),
+            ("its gradients", [_equation(e) for e in self.backward_equations]),
+            ("where", legend(made, self.forward)),
+            ("costs", self.costs),
+            ("stability", self.stability),
+            ("schedule", self.schedule),
+        ]
+        parts = [self.verdict]
+        for title, lines in sections:
+            if lines:
+                parts.append("\n".join([title, *(_wrap(line) for line in lines)]))
+        return "\n\n".join(parts)
+
+    def to_latex(self) -> str:
+        """The line, form (1) and the chunk equations, one ``align*`` each."""
+        groups = [
+            ("The line", [Equation(*line.split(" = ", 1)) for line in self.line]),
+            ("Form (1)", [Equation(*FORM.split(" = ", 1)), *self.form]),
+            ("One chunk", self.forward_equations),
+            ("Its gradients", self.backward_equations),
+        ]
+        parts = []
+        for title, lines in groups:
+            rows = " \\\\\n".join(f"  {to_latex(e.left)} &= {to_latex(e.right)}" for e in lines)
+            parts.append(f"\\paragraph{{{title}.}}\n\\begin{{align*}}\n{rows}\n\\end{{align*}}")
+        return "\n".join(parts) + "\n"
+
+
+def explain(
+    canonical: CanonicalRecurrence,
+    forward: ChunkPlan,
+    backward: ChunkPlan,
+    B: int | None = None,
+    T: int | None = None,
+    H: int | None = None,
+    K: int | None = None,
+    V: int | None = None,
+    *,
+    chunk_size: int | None = None,
+    schedule: Sequence[str] = (),
+) -> Explanation:
+    """The explanation of a recurrence; sizes turn its costs into totals, ``schedule`` is quoted."""
+    shape = Shape(B, T, H, K, V, chunk_size or DEFAULT_CHUNK)
+    return Explanation(canonical, forward, backward, shape, tuple(schedule))
+
+
+def _form(rec: Recurrence) -> tuple[Equation, ...]:
+    def each(name: str, values: Sequence[Expr]) -> list[Equation]:
+        many = len(values) > 1
+        return [
+            Equation(f"{name}{_subscript(i)}" if many else name, show_expr(x))
+            for i, x in enumerate(values, 1)
+        ]
+
+    size = f"m = {rec.m}, r = {rec.r}"
+    match rec.decay.kind:
+        case "none":
+            decay = Equation("D", "1", "no decay")
+        case kind:
+            what = "one number per token and head" if kind == "scalar" else "one number per key channel"
+            decay = Equation("log D", show_expr(rec.decay.log), what)
+    made = [decay, *each("L", rec.left), *each("W", rec.written)]
+    if rec.r:
+        made += each("B", rec.erase)
+        for j, row in enumerate(rec.sigma, 1):
+            for i, x in enumerate(row, 1):
+                if x != ZERO:
+                    index = f"{_subscript(j)}{_subscript(i)}" if rec.m * rec.r > 1 else ""
+                    made.append(Equation(f"Σ{index}", show_expr(x)))
+    for read in rec.reads:
+        source = {"inclusive": "S_t", "exclusive": "S_{t-1}", "decayed": "(D_t ∘ S_{t-1})"}[read.kind]
+        query = show_expr(read.query)
+        query = query if query.replace("_", "").isalnum() else f"({query})"
+        scale = "" if show_expr(read.scale) == "1" else f"{show_expr(read.scale)} "
+        gate = "" if read.gate is None else f"{_bracket(show_expr(read.gate))} ∘ "
+        made.append(Equation("read", f"{gate}{scale}{source}ᵀ {query}", f"{read.kind} read"))
+    made += [Equation("token", show_expr(x), "reads no state") for x in rec.token_terms]
+    made[0] = Equation(made[0].left, made[0].right, f"{made[0].note}; {size}")
+    return tuple(made)
+
+
+def _costs(found: Explanation) -> tuple[str, ...]:
+    shape, spec = found.shape, found.canonical.spec
+    key, value, chunk = shape.K or DEFAULT_SIZE, shape.V or DEFAULT_SIZE, shape.chunk
+    gates = frozenset(i.name for i in spec.inputs if i.kind != "plain")
+    ahead = flops(found.forward, chunk, key, value)
+    whole = flops(found.backward, chunk, key, value)
+    saved = flops(found.backward, chunk, key, value, at_hand=found.forward)
+    moved = traffic(found.forward, chunk, key, value, gates=gates)
+    back = traffic(found.backward, chunk, key, value, gates=gates, saves_states=True)
+    lines = [
+        f"per token and head, K = {key}, V = {value}, chunks of {chunk}, operands bf16, gates and states fp32:",
+        f"forward: {ahead}; {moved.total:,.0f} bytes; {ahead.total / moved.total:,.0f} FLOP per byte",
+        f"backward: {saved}, with the forward's values at hand; {whole}, without; {back.total:,.0f} bytes",
+        f"decode, one token: {decode_flops(found.forward, key, value) / 1000:,.3g}k FLOP; "
+        f"{2 * state_bytes(found.forward, key, value):,} bytes of state read and written",
+        f"on chip: state {state_bytes(found.forward, key, value) / 1024:,.1f} KiB per head in fp32; "
+        f"C-terms equal the KV-terms at chunks of {6 * key * value / (4 * key + 4 * value):.0f}",
+    ]
+    if shape.B is not None and shape.T is not None and shape.H is not None:
+        tokens = shape.B * shape.T * shape.H
+        lines.append(
+            f"for B = {shape.B}, T = {shape.T}, H = {shape.H}: {-(-shape.T // chunk)} chunks per sequence, "
+            f"{shape.B * shape.H} sequences of one head; forward {_large(ahead.total * tokens / 1e9)} GFLOP and "
+            f"{_large(moved.total * tokens / 1e6)} MB, backward {_large(whole.total * tokens / 1e9)} GFLOP and "
+            f"{_large(back.total * tokens / 1e6)} MB"
+        )
+    return tuple(lines)
+
+
+def _stability(canonical: CanonicalRecurrence) -> tuple[str, ...]:
+    rec, spec = canonical.recurrences[0], canonical.spec
+    lines = []
+    if rec.decay.kind == "none":
+        lines.append("no decay: no exponential is formed")
+    elif decay_is_at_most_one(rec, spec):
+        bound = log_decay_bound(rec, spec)
+        least = f", and at least {-bound:g} per token" if bound is not None else "; −∞ is a reset"
+        lines.append(
+            "every exponent is a sum of log decays over an interval inside the chunk, formed by adding: "
+            f"never positive, since log D ≤ 0 is declared{least}"
+        )
+    else:
+        lines.append(
+            "log D may be positive: exponents are sums over intervals inside the chunk, and grow as the "
+            "recurrence does"
+        )
+    if rec.r and solve_is_bounded(rec, spec):
+        lines.append(
+            "every transition is a contraction, so |T[t,s]| ≤ |Σ_t|: any exact way of inverting is accurate"
+        )
+    elif rec.r:
+        lines.append(
+            "no bound of T follows from the declaration: T is as large as the recurrence itself; inverted by "
+            "substitution"
+        )
+    if rec.decay.kind != "none":
+        lines.append(
+            "gate gradients are one-sided sums inside a chunk; no cumulative sum is subtracted from another"
+        )
+    return tuple(lines)
+
+
+def _erased(rec: Recurrence) -> str:
+    return "(D_t ∘ S_{t-1})" if rec.r and rec.erase_read == "decayed" else "S_{t-1}"
+
+
+def _bracket(text: str) -> str:
+    return f"({text})" if " " in text else text
+
+
+def _subscript(i: int) -> str:
+    return str(i).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
+
+
+def _large(x: float) -> str:
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def _equation(found: Equation) -> str:
+    """Its text, which may be broken at the terms of its sum only."""
+    depth, text = 0, ""
+    whole = str(found)
+    for i, char in enumerate(whole):
+        depth += (char in "([⟨{") - (char in ")]⟩}")
+        breaks = depth == 0 and whole[i + 1 : i + 3] in ("+ ", "− ")
+        text += char if char != " " or breaks else _FIXED_SPACE
+    return text
+
+
+def _wrap(line: str) -> str:
+    return textwrap.fill(
+        line, WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False,
+        break_on_hyphens=False, drop_whitespace=True, replace_whitespace=False,
+    ).replace(_FIXED_SPACE, " ")  # fmt: skip
