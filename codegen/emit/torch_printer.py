@@ -203,7 +203,7 @@ class ChunkPrinter:
             case "compare":
                 self.used.add("step")
                 axes = _joined(args[0], args[1])
-                return call("step", args[0].fit(axes), args[1].fit(axes), axes=axes)
+                return call("step", self._tensor(args[0]).fit(axes), args[1].fit(axes), axes=axes)
             case "sum" | "amax":
                 axis = str(attrs["axis"])
                 return method(args[0], node.op, str(_dim(args[0].axes, axis)), axes=node.axes)
