@@ -193,22 +193,23 @@ def _costs(found: Explanation) -> tuple[str, ...]:
     saved = flops(found.backward, chunk, key, value, at_hand=found.forward)
     moved = traffic(found.forward, chunk, key, value, gates=gates)
     back = traffic(found.backward, chunk, key, value, gates=gates, saves_states=True)
+    state = state_bytes(found.forward, key, value)
     lines = [
-        f"per token and head, K = {key}, V = {value}, chunks of {chunk}, operands bf16, gates and states fp32:",
+        f"per token and head, K = {key}, V = {value}, chunks of {chunk}; bf16 operands, fp32 gates and states",
         f"forward: {ahead}; {moved.total:,.0f} bytes; {ahead.total / moved.total:,.0f} FLOP per byte",
         f"backward: {saved}, with the forward's values at hand; {whole}, without; {back.total:,.0f} bytes",
         f"decode, one token: {decode_flops(found.forward, key, value) / 1000:,.3g}k FLOP; "
-        f"{2 * state_bytes(found.forward, key, value):,} bytes of state read and written",
-        f"on chip: state {state_bytes(found.forward, key, value) / 1024:,.1f} KiB per head in fp32; "
-        f"C-terms equal the KV-terms at chunks of {6 * key * value / (4 * key + 4 * value):.0f}",
+        f"{2 * state:,} bytes of state read and written",
+        f"on chip: state {state / 1024:,.1f} KiB per head in fp32",
     ]
     if shape.B is not None and shape.T is not None and shape.H is not None:
         tokens = shape.B * shape.T * shape.H
+        work = [_large(x.total * tokens / 1e9) for x in (ahead, whole)]
+        bytes_ = [_large(x.total * tokens / 1e6) for x in (moved, back)]
         lines.append(
             f"for B = {shape.B}, T = {shape.T}, H = {shape.H}: {-(-shape.T // chunk)} chunks per sequence, "
-            f"{shape.B * shape.H} sequences of one head; forward {_large(ahead.total * tokens / 1e9)} GFLOP and "
-            f"{_large(moved.total * tokens / 1e6)} MB, backward {_large(whole.total * tokens / 1e9)} GFLOP and "
-            f"{_large(back.total * tokens / 1e6)} MB"
+            f"{shape.B * shape.H} sequences of one head; forward {work[0]} GFLOP and {bytes_[0]} MB, "
+            f"backward {work[1]} GFLOP and {bytes_[1]} MB"
         )
     return tuple(lines)
 
@@ -232,16 +233,15 @@ def _stability(canonical: CanonicalRecurrence) -> tuple[str, ...]:
         )
     if rec.r and solve_is_bounded(rec, spec):
         lines.append(
-            "every transition is a contraction, so |T[t,s]| ≤ |Σ_t|: any exact way of inverting is accurate"
+            "every transition is a contraction: T = (I − Σ G^B)⁻¹ has |T[t,s]| ≤ |Σ_t|, whatever the keys"
         )
     elif rec.r:
         lines.append(
-            "no bound of T follows from the declaration: T is as large as the recurrence itself; inverted by "
-            "substitution"
+            "no bound of T = (I − Σ G^B)⁻¹ follows from the declaration: it is as large as the recurrence"
         )
     if rec.decay.kind != "none":
         lines.append(
-            "gate gradients are one-sided sums inside a chunk; no cumulative sum is subtracted from another"
+            "inside a chunk gate gradients are one-sided sums: no cumulative sum is subtracted from another"
         )
     return tuple(lines)
 
