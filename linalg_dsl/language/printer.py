@@ -34,6 +34,8 @@ def _show(expr: Expr) -> tuple[str, int]:
             return text, _SUM
         case ex.Product(factors):
             return _product(factors), _signed(factors)
+        case ex.Hadamard(factors) if all(isinstance(f, ex.Transpose) for f in factors):
+            return f"({show_expr(ex.transpose(expr))})ᵀ", _POSTFIX
         case ex.Hadamard(factors):
             return " ⊙ ".join(_at(f, _POSTFIX) for f in factors), _PRODUCT
         case ex.Quotient(numerator, denominator):

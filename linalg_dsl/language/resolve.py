@@ -16,7 +16,7 @@ from linalg_dsl.language import syntax as syn
 from linalg_dsl.language.declarations import Entry, Names, const_entry, shape_of
 from linalg_dsl.language.mistakes import Mistakes
 from linalg_dsl.language.names import DIMENSIONS, RESERVED
-from linalg_dsl.language.scope import Scope, article, show_ref
+from linalg_dsl.language.scope import Scope, article, lost_lines, show_ref
 from linalg_dsl.language.spec import Const, Equation, Input, RecurrenceSpec, State
 from linalg_dsl.language.terms import Evaluator, Value
 from linalg_dsl.source import Span
@@ -39,10 +39,9 @@ class _Resolver:
         self.document = document
         self.mistakes = mistakes
         self.names = Names(mistakes)
-        self.syntax_failed = bool(mistakes.found)
         self.assigns = _of(document, syn.Assign)
         self.loops = _of(document, syn.Loop)
-        self.scope = Scope(self.names, mistakes, self.assigns, self.loops, self.syntax_failed)
+        self.scope = Scope(self.names, mistakes, self.assigns, self.loops, lost_lines(mistakes))
         self.inputs: list[Input] = []
         self.consts: list[Const] = []
         self.states: dict[str, State] = {}
@@ -146,16 +145,19 @@ class _Resolver:
         for assign in self.assigns:
             found = reads.setdefault(assign.name, set())
             found.update((r.name, r.index.time) for r in _refs(assign.value) if r.index)
-        for assign in self.assigns:
+        past = [a for a in self.assigns if _reaches(a.name, reads)]
+        if not past and not self.states:  # S_t = S_t + ... is a slip, and S a state all the same
+            past = [a for a in self.assigns if (a.name, 0) in reads[a.name]]
+        for assign in past:
             name = assign.name
-            if name in self.names.entries or not _reaches(name, reads):
+            if name in self.names.entries or name in RESERVED:
                 continue
-            entry = Entry("state", shape_of(("K", "V")), assign.span, ("K", "V"))
-            if self.names.declare(name, entry):
+            shape = None if self.states else shape_of(("K", "V"))
+            if self.names.declare(name, Entry("state", shape, assign.span, ("K", "V"))):
                 self.states[name] = State(name, span=assign.span)
         for state in list(self.states.values())[1:]:
             first = next(iter(self.states))
-            message = f"`{state.name}` is a second state beside `{first}`: not supported yet"
+            message = f"`{state.name}` is a second state beside `{first}`, which is not supported yet"
             self.add("E901", message, state.span)
 
     # -- equations ----------------------------------------------------------------------------
@@ -258,7 +260,7 @@ class _Resolver:
 
     # -- the whole ----------------------------------------------------------------------------
     def check_complete(self) -> None:
-        if self.syntax_failed or self.loops:
+        if self.loops or self.scope.lost_equation():
             return
         if not self.states:
             self.no_state()
@@ -277,11 +279,7 @@ class _Resolver:
                      "give the read of the state a name of its own: `o_t = S_tᵀ q_t`")  # fmt: skip
 
     def no_state(self) -> None:
-        present = next((a for a in self.assigns if any(
-            r.name == a.name and r.index == syn.Index(0) for r in _refs(a.value))), None)  # fmt: skip
         hint = "the past of a state is written `S_{t-1}`"
-        if present is not None:
-            hint += f": did you mean `{present.name}_{{t-1}}` on the right?"
         self.add("E404", "there is no state: no equation refers to its own past", self.document.span, hint)
 
 

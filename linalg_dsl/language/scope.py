@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 from linalg_dsl.algebra import expr as ex
@@ -21,7 +22,7 @@ class Scope:
     mistakes: Mistakes
     assigns: list[syn.Assign]
     loops: list[syn.Loop]
-    syntax_failed: bool
+    lost_lines: tuple[str, ...]
     values: dict[str, Value] = field(default_factory=dict)
     """Bindings above the equation in hand, with what is known of their expansion."""
     updated: set[str] = field(default_factory=set)
@@ -122,8 +123,10 @@ class Scope:
             )
             return None
         if index.time == 0 and name not in self.updated and not self.loops:
-            self.add("E401", f"`{name}_t` is used before it is defined", ref.span,
-                     f"the state before the update is `{name}_{{t-1}}`")  # fmt: skip
+            hint = f"the state before the update is `{name}_{{t-1}}`"
+            if ref.span and re.match(r"\s?[-\u2212]\s?1\b", ref.span.text[ref.span.end :]):
+                hint = f"an index of several signs stands in braces: `{name}_{{t-1}}`"
+            self.add("E401", f"`{name}_t` is used before it is defined", ref.span, hint)
             return None
         if entry.shape is None:
             return None
@@ -147,11 +150,8 @@ class Scope:
     def missing(self, ref: syn.Ref) -> None:
         later = next((a for a in self.assigns if a.name == ref.name), None)
         if later is not None and ref.index is not None and ref.index.time == 0:
-            itself = later.name not in self.values and later.span and ref.span
             message = f"`{ref.name}_t` is used before it is defined"
             hint = "move its equation up"
-            if itself and later.span and ref.span and later.span.line == ref.span.line:
-                hint = f"what an equation reads of its own past is `{ref.name}_{{t-1}}`"
             self.add("E402", message, ref.span, hint, (("defined here", later.span),))
             return
         if later is not None and ref.index is not None and ref.index.time < 0:
@@ -187,12 +187,26 @@ class Scope:
         self.add("E201", f"unknown name `{ref.name}`", ref.span, hint)
 
     def lost(self, name: str) -> bool:
-        """Whether a statement that could not be read may have declared the name."""
-        if not self.syntax_failed:
-            return False
-        spans = [m.span for m in self.mistakes.found if m.span]
-        lines = [s.text.split("\n")[s.line - 1] for s in spans]
-        return any(name in line for line in lines)
+        """Whether a statement that could not be read may have declared or defined the name."""
+        word = rf"(?<!\w){re.escape(name)}(?=_t\b|_[{{<]|\[|(?!\w))"
+        return any(
+            re.search(word, line) if _declares(line) else re.match(r"\s*" + word, line)
+            for line in self.lost_lines
+        )
+
+    def lost_equation(self) -> bool:
+        """Whether an equation could not be read."""
+        return any(not _declares(line) for line in self.lost_lines)
+
+
+def lost_lines(mistakes: Mistakes) -> tuple[str, ...]:
+    """The lines with mistakes, asked after parsing: those that could not be read."""
+    spans = [m.span for m in mistakes.found if m.span]
+    return tuple(s.text.split("\n")[s.line - 1] for s in spans)
+
+
+def _declares(line: str) -> bool:
+    return bool(re.match(r"\s*[^\W\d_]+\s+[^\W\d_]", line)) and ("=" not in line or "const" in line)
 
 
 def _split_run(ref: syn.Ref, known: set[str]) -> str | None:

@@ -23,7 +23,7 @@ _SLIPS: tuple[tuple[str, str, str], ...] = (
 
 _WORDS = {
     "REF": "a name", "NAME": "a name", "NUMBER": "a number", "LPAR": "`(`", "RPAR": "`)`", "LSQB": "`[`",
-    "RSQB": "`]`", "SIGN": "`+` or `-`", "MULTIPLY": "a product sign", "EQUAL": "`=`", "COLON": "`:`",
+    "RSQB": "`]`", "SIGN": "a sign", "MULTIPLY": "a product sign", "EQUAL": "`=`", "COLON": "`:`",
     "COMMA": "`,`", "FUNCTION": "a function", "$END": "the end of the line",
 }  # fmt: skip
 

@@ -204,20 +204,18 @@ class Evaluator:
         values: list[Value],
         clash: _Clash,
     ) -> None:
-        hints = [clash.hint] if clash.hint else []
-        regrouped = other_grouping(signs, values)
-        if regrouped and all(n.span for n in nodes):
-            i, j = regrouped
-            text = _written(nodes, i, j)
-            hints.insert(0, f"read from left to right; did you mean `{text}`?")
         at = clash.pair[1]
+        x, y = _text(nodes[:at]) or "x", _text(nodes[at : at + 1]) or "y"
+        once = x if x.startswith("(") and at == 1 else f"({x})"
+        hint = clash.hint.replace("{(x)}", once).replace("{x}", x).replace("{y}", y) if clash.hint else None
+        regrouped = other_grouping(signs, values)
+        if regrouped and (text := _written(nodes, *regrouped)):
+            hint = f"products are read from left to right; did you mean `{text}`?"
         left = [n.span for n in nodes[:at]]
         before = left[0].cover(left[-1]) if left and left[0] and left[-1] else None
         shape = _shape_up_to(signs, values, at)
         related = ((f"this is {show_shape(shape)}", before),) if shape else ()
-        self.mistakes.add(
-            clash.code, str(clash), nodes[at].span or node.span, "; ".join(hints) or None, related
-        )
+        self.mistakes.add(clash.code, str(clash), nodes[at].span or node.span, hint, related)
 
     def power(self, node: syn.Raised, base: Value, exponent: Value) -> Value:
         if base.unit or exponent.unit:
@@ -305,17 +303,17 @@ def _product(left: Shape, right: Shape, at: int) -> Shape:
         return (left[0], right[1])
     hints = []
     if left[1] == 1 and right[1] == 1:
-        hints.append("the outer product is `x yᵀ`")
+        hints.append("the outer product is `{x} {y}ᵀ`")
         if left[0] == right[0]:
-            hints.append("the inner product `xᵀ y`, the elementwise product `x ⊙ y`")
+            hints.append("the inner product `{x}ᵀ {y}`, the elementwise product `{x} ⊙ {y}`")
     elif left[0] == 1 and right[0] == 1:
         hints.append("both are rows: a vector is a column, without ᵀ")
+    elif left[1] == 1 and left[0] == right[0]:
+        hints.append("to scale the rows of a matrix write `diag{(x)} {y}`, for the product `{x}ᵀ {y}`")
     elif left[0] == right[0] and left[0] != 1:
         hints.append("the left one needs a transpose ᵀ")
     elif left[1] == right[1] and left[1] != 1:
         hints.append("the right one needs a transpose ᵀ")
-    elif left[1] == 1 and right[0] == right[1]:
-        hints.append("a vector times a matrix: did you mean diag(...)?")
     message = f"cannot multiply {show_shape(left)} by {show_shape(right)}"
     raise _Clash("E302", message, ", ".join(hints) or None, (at - 1, at))
 
@@ -352,7 +350,7 @@ def _elementwise(left: Value, right: Value, at: int) -> Value:
         one, two = left.shape, right.shape
         hint = None
         if (one[1] == 1 and two[0] == one[0]) or (two[1] == 1 and one[0] == two[0]):
-            hint = "to scale the rows of a matrix write `diag(a) S`"
+            hint = "to scale the rows of a matrix write `diag{(x)} {y}`"
         elif one == (two[1], two[0]):
             hint = "one of the two needs a transpose ᵀ"
         message = f"an elementwise product of {show_shape(one)} and {show_shape(two)}"
@@ -383,6 +381,15 @@ def _shape_up_to(signs: Sequence[syn.ProductSign], values: Sequence[Value], at: 
         return fold(signs[: at - 1], values[:at]).shape
     except _Clash:
         return None
+
+
+def _text(nodes: Sequence[syn.Node]) -> str:
+    """The source text of neighbouring operands, if it is short and known."""
+    first, last = nodes[0].span, nodes[-1].span
+    if not (first and last):
+        return ""
+    text = " ".join(first.text[first.start : last.end].split())
+    return text if len(text) <= 40 else ""
 
 
 def _written(nodes: Sequence[syn.Node], i: int, j: int) -> str:
