@@ -38,10 +38,8 @@ from linalg_dsl.algebra.expr import (
     show_shape,
     transpose,
 )
-from linalg_dsl.algebra.rules import Word, distribute_product, is_matrix, split_number, total
+from linalg_dsl.algebra.rules import Word, distribute_product, is_matrix, is_small, split_number, total
 from linalg_dsl.errors import DslError, InternalError
-
-BIG_DIMS = ("K", "V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +88,6 @@ class Piece:
 
 def _never(_: Expr) -> bool:
     return False
-
-
-def is_small(dim: Dim) -> bool:
-    """A number of rows, n: an axis that is unrolled."""
-    return dim != 1 and dim not in BIG_DIMS
 
 
 class Normaliser:
@@ -370,9 +363,3 @@ def _as_factors(piece: Piece, expr: Expr) -> Factors:
     if piece.diagonal or (piece.column and piece.row):
         raise InternalError(f"a matrix where a vector was expected, shape {expr.shape}")
     return Factors(piece.scale.coefficient, piece.scale.scalars, piece.column or piece.row)
-
-
-def vector_key(expr: Expr) -> tuple[str, ...]:
-    """Equal for expressions that differ only in the order of elementwise or scalar factors."""
-    factors = expr.factors if isinstance(expr, (Hadamard, Product)) else (expr,)
-    return tuple(sorted(repr(f) for f in factors))

@@ -7,7 +7,7 @@ matrices are spread, so scalars and vectors such as ``1 - f_t`` stay whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -15,6 +15,7 @@ from linalg_dsl.algebra.expr import (
     ONE,
     Call,
     Diag,
+    Dim,
     Expr,
     Hadamard,
     Identity,
@@ -37,7 +38,8 @@ from linalg_dsl.algebra.expr import (
     show_shape,
     transpose,
 )
-from linalg_dsl.errors import DslError
+from linalg_dsl.algebra.traverse import commutative_key
+from linalg_dsl.errors import DslError, InternalError
 from linalg_dsl.source import Span
 
 Opened = Callable[[Expr], bool]
@@ -68,8 +70,22 @@ class Word:
         return mul((Number(self.coefficient), *self.scalars, *self.chain))
 
 
+BIG_DIMS = ("K", "V")
+
+
 def is_matrix(shape: Shape) -> bool:
     return 1 not in shape
+
+
+def is_small(dim: Dim) -> bool:
+    """A number of rows, n: an axis that is unrolled."""
+    return dim != 1 and dim not in BIG_DIMS
+
+
+def _has_rows(expr: Expr) -> bool:
+    """An [n, D] matrix (or its transpose) made elementwise, of which rows can be taken."""
+    small = [is_small(d) for d in expr.shape]
+    return any(small) and not all(small) and not isinstance(expr, (Product, Identity, Diag))
 
 
 def gather_diagonals(expr: Expr) -> tuple[Expr, ...]:
@@ -120,7 +136,7 @@ def _diagonal_entries(term: Expr) -> Expr | None:
 
 def distribute(expr: Expr, opened: Opened) -> tuple[Word, ...]:
     """The words of an expression. Raises DslError on what is not linear in the opened symbols."""
-    if not opened(expr) and not is_matrix(expr.shape):
+    if not opened(expr) and (not is_matrix(expr.shape) or _has_rows(expr)):
         return (_closed(expr),)
     match expr:
         case Symbol() | Identity():
@@ -148,12 +164,60 @@ def distribute(expr: Expr, opened: Opened) -> tuple[Word, ...]:
 
 
 def distribute_product(expr: Product, opened: Opened) -> tuple[Word, ...]:
-    """The words of a product, its factors spread one by one."""
+    """The words of a product, its factors spread one by one, inner products set apart as scalars."""
+    scalars, chain = split_inner_products(expr.factors)
+    read = next((x for x in scalars if opened(x)), None) if chain else None
+    if read is not None:
+        raise DslError.single(
+            "E952",
+            "a scalar that is read from the state multiplies something else: that is low rank on both "
+            "sides, has no chunk form, and is not supported yet",
+            read.span or expr.span,
+        )
     words: tuple[Word, ...] = (Word(span=expr.span),)
-    for factor in expr.factors:
-        spread = distribute(factor, opened)
+    for factor in (*scalars, *chain):
+        inner = isinstance(factor, Product) and not chain
+        spread = _distribute_chain(factor, opened) if inner else distribute(factor, opened)
         words = tuple(w.times(s) for w in words for s in spread)
     return words
+
+
+def _distribute_chain(product: Expr, opened: Opened) -> tuple[Word, ...]:
+    """A product that is one inner product as a whole."""
+    words: tuple[Word, ...] = (Word(span=product.span),)
+    for factor in product.children:
+        words = tuple(w.times(s) for w in words for s in distribute(factor, opened))
+    return words
+
+
+def split_inner_products(factors: Sequence[Expr]) -> tuple[list[Expr], list[Expr]]:
+    """The scalars of a flat product, stretches ``rowᵀ ... column`` included, and the chain that is left.
+
+    In ``k kᵀ (kᵀ p) k vᵀ`` the stretch in the middle stands between matrices that it does not join.
+    """
+    scalars: list[Expr] = []
+    chain: list[Expr] = []
+    stretch: list[Expr] = []
+    for factor in factors:
+        if factor.is_scalar:
+            scalars.append(factor)
+            continue
+        if not stretch and chain and chain[0].shape[0] == 1 and chain[-1].shape[1] == 1:
+            scalars.append(mul(chain))
+            chain = []
+        if stretch or (chain and chain[-1].shape[1] != factor.shape[0]):
+            stretch.append(factor)
+            if factor.shape[1] == 1:
+                scalars.append(mul(stretch))
+                stretch = []
+        else:
+            chain.append(factor)
+    if stretch:
+        raise InternalError("the factors of a product do not fit")
+    if chain and chain[0].shape[0] == 1 and chain[-1].shape[1] == 1:
+        scalars.append(mul(chain))
+        chain = []
+    return scalars, chain
 
 
 def _closed(expr: Expr) -> Word:
@@ -251,13 +315,14 @@ def _nonlinear(expr: Expr, opened: Opened) -> DslError:
 
 
 def total(exprs: Iterable[Expr]) -> Expr:
-    """The sum, with equal and opposite terms cancelled and equal terms counted."""
-    counts: dict[Expr, Fraction] = {}
+    """The sum, with opposite terms cancelled and equal ones (up to the order of factors) counted."""
+    counts: dict[str, tuple[Fraction, Expr]] = {}
     for expr in exprs:
         for term in expr.terms if isinstance(expr, Sum) else (expr,):
             coefficient, rest = split_number(term)
-            counts[rest] = counts.get(rest, Fraction(0)) + coefficient
-    return add(mul((Number(c), rest)) for rest, c in counts.items() if c != 0)
+            before, kept = counts.get(commutative_key(rest), (Fraction(0), rest))
+            counts[commutative_key(rest)] = before + coefficient, kept
+    return add(mul((Number(c), rest)) for c, rest in counts.values() if c != 0)
 
 
 def split_number(expr: Expr) -> tuple[Fraction, Expr]:

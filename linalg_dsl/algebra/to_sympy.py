@@ -120,6 +120,10 @@ def _functions() -> SimpleNamespace:
     )
 
 
+class _Untranslatable(Exception):
+    """SymPy brought in a function that we do not have."""
+
+
 class _Translation:
     """To SymPy and back; remembers which expression every symbol stands for."""
 
@@ -178,7 +182,12 @@ class _Translation:
             return call("log", (self.back(value.args[0]),))
         if isinstance(value, self.space.minimum):
             return call("min", [self.back(a) for a in value.args])
-        return call(type(value).__name__, [self.back(a) for a in value.args])
+        if isinstance(value, s.Abs):
+            return call("abs", (self.back(value.args[0]),))
+        name = type(value).__name__
+        if self.space.classes.get(name) is not type(value):
+            raise _Untranslatable(name)
+        return call(name, [self.back(a) for a in value.args])
 
     def _place(self, value: Any) -> tuple[int, str]:
         """Numbers first, then in the order in which the symbols were met."""
@@ -237,7 +246,10 @@ def log_form(expr: Expr, positive: Positive | None = None) -> Expr:
         return s.log(arg)
 
     logarithm = s.expand_log(s.log(t.forth(expr)))
-    return t.back(logarithm.replace(s.log, of_logarithm))
+    try:
+        return t.back(logarithm.replace(s.log, of_logarithm))
+    except _Untranslatable:
+        return call("log", (expr,))
 
 
 def unary_derivative(fn: str, exponent: float | None = None) -> Expr:

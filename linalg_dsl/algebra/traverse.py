@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 from linalg_dsl.algebra.expr import (
     Call,
@@ -70,6 +71,25 @@ def walk(expr: Expr) -> Iterator[Expr]:
     yield expr
     for child in expr.children:
         yield from walk(child)
+
+
+@lru_cache(maxsize=4096)
+def commutative_key(expr: Expr) -> str:
+    """Equal for expressions that differ only in the order of commuting operands.
+
+    Sums, elementwise products, products with at most one non-scalar, dot, min and max commute.
+    """
+    match expr:
+        case Sum() | Hadamard() | Call("dot" | "min" | "max", _):
+            parts = sorted(commutative_key(c) for c in expr.children)
+        case Product(factors) if sum(not f.is_scalar for f in factors) <= 1:
+            parts = sorted(commutative_key(c) for c in factors)
+        case Number() | Symbol() | Identity():
+            return repr(expr)
+        case _:
+            parts = [commutative_key(c) for c in expr.children]
+    name = expr.function if isinstance(expr, Call) else type(expr).__name__
+    return f"{name}({', '.join(parts)})"
 
 
 def symbols(expr: Expr) -> list[Symbol]:

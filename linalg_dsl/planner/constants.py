@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
-from linalg_dsl.algebra.normalise import is_small
+from linalg_dsl.algebra.rules import is_small
 from linalg_dsl.algebra.traverse import transform
 from linalg_dsl.errors import ArgumentError, DslError
 from linalg_dsl.language.spec import RecurrenceSpec

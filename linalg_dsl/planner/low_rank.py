@@ -15,12 +15,13 @@ from itertools import product
 from typing import Literal
 
 from linalg_dsl.algebra.expr import ONE, ZERO, Expr, Number, Product, mul
-from linalg_dsl.algebra.normalise import Factors, vector_key
+from linalg_dsl.algebra.normalise import Factors
 from linalg_dsl.algebra.rules import total
+from linalg_dsl.algebra.traverse import commutative_key
 from linalg_dsl.planner.linear_map import RankOne
 
 Grouping = Literal["left", "row"]
-Key = tuple[str, ...]
+Key = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class LowRank:
 
 def without(factors: Factors, taken: Factors) -> Factors | None:
     """The factors that are left when those of ``taken`` are struck out, or None if some are missing."""
-    have = Counter(vector_key(f) for f in (*factors.scalars, *factors.vectors))
-    need = Counter(vector_key(f) for f in (*taken.scalars, *taken.vectors))
+    have = Counter(commutative_key(f) for f in (*factors.scalars, *factors.vectors))
+    need = Counter(commutative_key(f) for f in (*taken.scalars, *taken.vectors))
     if need - have:
         return None
     left_over = Counter(need)
@@ -48,8 +49,8 @@ def without(factors: Factors, taken: Factors) -> Factors | None:
     def strike(parts: Iterable[Expr]) -> tuple[Expr, ...]:
         kept = []
         for part in parts:
-            if left_over[vector_key(part)] > 0:
-                left_over[vector_key(part)] -= 1
+            if left_over[commutative_key(part)] > 0:
+                left_over[commutative_key(part)] -= 1
             else:
                 kept.append(part)
         return tuple(kept)
@@ -103,20 +104,22 @@ def _grouped(
     wrote = _entries(writes, writes_by)
     left: dict[Key, Expr] = {}
     for entry in (*wrote, *erased):
-        left.setdefault(vector_key(entry.left), entry.left)
-    written = tuple(total(mul((e.scalar, e.row)) for e in wrote if vector_key(e.left) == key) for key in left)
+        left.setdefault(commutative_key(entry.left), entry.left)
+    written = tuple(
+        total(mul((e.scalar, e.row)) for e in wrote if commutative_key(e.left) == key) for key in left
+    )
     reduced = _combine_erases(erased)
     rows: dict[Key, Expr] = {}
     for entry in reduced:
-        rows.setdefault(vector_key(entry.row), entry.row)
+        rows.setdefault(commutative_key(entry.row), entry.row)
     sigma = tuple(
         tuple(
-            total(e.scalar for e in reduced if (vector_key(e.left), vector_key(e.row)) == (at, of))
+            total(e.scalar for e in reduced if (commutative_key(e.left), commutative_key(e.row)) == (at, of))
             for of in rows
         )
         for at in left
     )
-    given_up = len({vector_key(e.row) for e in erased}) - len(rows)
+    given_up = len({commutative_key(e.row) for e in erased}) - len(rows)
     return LowRank(tuple(left.values()), written, tuple(rows.values()), sigma, erases_by, writes_by, given_up)
 
 
@@ -124,7 +127,7 @@ def _entries(terms: Sequence[RankOne], grouping: Grouping) -> list[_Entry]:
     """One entry per pair of vectors; grouped by row, one per row with the left vectors added."""
     merged: dict[tuple[Key, Key], tuple[RankOne, list[Expr]]] = {}
     for term in terms:
-        key = vector_key(term.column.vector), vector_key(term.row.vector)
+        key = commutative_key(term.column.vector), commutative_key(term.row.vector)
         merged.setdefault(key, (term, []))[1].append(term.scale.scalar)
     entries = [
         _Entry(term.column.vector, scalar, term.row.vector)
@@ -135,7 +138,7 @@ def _entries(terms: Sequence[RankOne], grouping: Grouping) -> list[_Entry]:
         return entries
     by_row: dict[Key, list[_Entry]] = {}
     for entry in entries:
-        by_row.setdefault(vector_key(entry.row), []).append(entry)
+        by_row.setdefault(commutative_key(entry.row), []).append(entry)
     return [
         _Entry(column, common, group[0].row)
         for group in by_row.values()
@@ -145,10 +148,10 @@ def _entries(terms: Sequence[RankOne], grouping: Grouping) -> list[_Entry]:
 
 def _combine_erases(entries: list[_Entry]) -> list[_Entry]:
     """B' = Σ_i σ_i B_i for the erases with one left vector, where that leaves fewer columns."""
-    rows = {vector_key(e.row) for e in entries}
+    rows = {commutative_key(e.row) for e in entries}
     groups: dict[Key, list[_Entry]] = {}
     for entry in entries:
-        groups.setdefault(vector_key(entry.left), []).append(entry)
+        groups.setdefault(commutative_key(entry.left), []).append(entry)
     if len(rows) <= len(groups):
         return entries
     return [
@@ -171,27 +174,31 @@ def _scalar_parts(scalar: Expr) -> tuple[Expr, ...]:
 
 
 def _common_scalars(scalars: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Scalars that all the given ones have as factors, and -1 if all are negative."""
     first = [p for p in _scalar_parts(scalars[0]) if not isinstance(p, Number)]
-    shared = Counter(first)
+    shared = Counter(commutative_key(p) for p in first)
     for scalar in scalars[1:]:
-        shared &= Counter(_scalar_parts(scalar))
-    kept = [p for p in dict.fromkeys(first) for _ in range(shared[p])]
-    negative = all(_sign(s) < 0 for s in scalars)
+        shared &= Counter(commutative_key(p) for p in _scalar_parts(scalar))
+    kept: list[Expr] = []
+    for part in first:
+        if shared[commutative_key(part)] > 0:
+            shared[commutative_key(part)] -= 1
+            kept.append(part)
+    negative = all(_is_negative(s) for s in scalars)
     return (Number(Fraction(-1)), *kept) if negative else tuple(kept)
 
 
-def _sign(scalar: Expr) -> int:
+def _is_negative(scalar: Expr) -> bool:
     head = _scalar_parts(scalar)[0]
-    return -1 if isinstance(head, Number) and head.value < 0 else 1
+    return isinstance(head, Number) and head.value < 0
 
 
 def _divided(scalar: Expr, common: Sequence[Expr]) -> Expr:
-    drop = Counter(p for p in common if not isinstance(p, Number))
-    flip = any(isinstance(p, Number) for p in common)
-    kept: list[Expr] = [Number(Fraction(-1))] if flip else []
+    drop = Counter(commutative_key(p) for p in common if not isinstance(p, Number))
+    kept: list[Expr] = [p for p in common if isinstance(p, Number)]  # 1 / -1 is -1
     for part in _scalar_parts(scalar):
-        if drop[part] > 0:
-            drop[part] -= 1
+        if drop[commutative_key(part)] > 0:
+            drop[commutative_key(part)] -= 1
         else:
             kept.append(part)
     return mul(kept) if kept else ONE

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from linalg_dsl.algebra.expr import ZERO, Expr, Number, Symbol, mul, show_shape, transpose
-from linalg_dsl.algebra.normalise import Factors, Normaliser, vector_key
+from linalg_dsl.algebra.normalise import Factors, Normaliser
 from linalg_dsl.algebra.rules import Word, distribute, total
-from linalg_dsl.algebra.traverse import walk
+from linalg_dsl.algebra.traverse import commutative_key, walk
 from linalg_dsl.errors import DslError
 from linalg_dsl.language.spec import Equation
 from linalg_dsl.planner.form import Read, ReadKind
@@ -125,7 +125,7 @@ def _merge(found: list[_OneRead]) -> list[Read]:
     """One read for all that differ only in the query: Sᵀq - d Sᵀk reads with q - d k."""
     groups: dict[object, list[_OneRead]] = {}
     for one in found:
-        gate_key = None if one.gate is None else vector_key(one.gate)
+        gate_key = None if one.gate is None else commutative_key(one.gate)
         scale_key = tuple(sorted(repr(f) for f in one.fixed))
         groups.setdefault((one.kind, scale_key, gate_key), []).append(one)
     reads = []

@@ -22,7 +22,7 @@ from linalg_dsl.algebra.expr import (
     Symbol,
     Transpose,
 )
-from linalg_dsl.algebra.normalise import vector_key
+from linalg_dsl.algebra.traverse import commutative_key
 from linalg_dsl.language.spec import Input, Interval, RecurrenceSpec
 from linalg_dsl.planner.form import Recurrence
 
@@ -135,7 +135,7 @@ def solve_is_bounded(rec: Recurrence, spec: RecurrenceSpec) -> bool:
     if rec.r != 1 or rec.m != 1 or not decay_is_at_most_one(rec, spec):
         return False
     left, erase, sigma = rec.left[0], rec.erase[0], rec.sigma[0][0]
-    if vector_key(left) != vector_key(erase) or not is_unit(left, spec):
+    if commutative_key(left) != commutative_key(erase) or not is_unit(left, spec):
         return False
     r = _range(sigma, spec)
     lowest = -2.0 if rec.erase_read == "decayed" or rec.decay.kind == "none" else -1.0
@@ -269,7 +269,7 @@ def _call(function: str, args: tuple[Expr, ...], spec: RecurrenceSpec) -> _Range
 
 
 def _dot(x: Expr, y: Expr, spec: RecurrenceSpec) -> _Range:
-    square = vector_key(x) == vector_key(y)
+    square = commutative_key(x) == commutative_key(y)
     low = 0.0 if square else -INF
     if is_unit(x, spec) and is_unit(y, spec):
         return _Range(0.0 if square else -1.0, 1.0, False, False)
