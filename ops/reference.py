@@ -340,9 +340,11 @@ class _Step:
             for left in reversed(values[:-1]):
                 value = left @ value
             return value
-        value = values[0]
-        for right in values[1:]:
-            value = value @ right
+        value, inner = values[0], factors[0].shape[1]
+        for factor, right in zip(factors[1:], values[1:], strict=True):
+            # an outer product is elementwise: every entry is one product, no sum
+            value = value * right if inner == 1 else value @ right
+            inner = factor.shape[1]
         return value
 
 
