@@ -6,6 +6,7 @@ Exit status: 0 good, 1 a check failed, 2 bad input.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +25,14 @@ Spec = Annotated[str, typer.Argument(help="a .rec file, a name of the catalogue,
 Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 SizeK = Annotated[int, typer.Option("--K", min=1, max=512, help="size of the key axis")]
 SizeV = Annotated[int, typer.Option("--V", min=1, max=512, help="size of the value axis")]
+MaybeB = Annotated[int | None, typer.Option("--B", min=0, help="batch")]
+MaybeT = Annotated[int | None, typer.Option("--T", min=0, help="sequence length")]
+MaybeH = Annotated[int | None, typer.Option("--H", min=1, help="heads")]
+MaybeK = Annotated[int | None, typer.Option("--K", min=1, max=512, help="size of the key axis")]
+MaybeV = Annotated[int | None, typer.Option("--V", min=1, max=512, help="size of the value axis")]
+Backend = Annotated[str, typer.Option(help="auto, triton, torch or reference")]
+FAILED = 1
+BAD_INPUT = 2
 
 
 def main() -> None:
@@ -32,17 +41,17 @@ def main() -> None:
         app()
     except (DslError, ArgumentError) as error:
         Output("--json" in sys.argv).failure(error)
-        sys.exit(2)
+        sys.exit(BAD_INPUT)
 
 
 @app.command()
 def explain(
     spec: Spec,
-    B: Annotated[int | None, typer.Option("--B", min=0, help="batch")] = None,
-    T: Annotated[int | None, typer.Option("--T", min=0, help="sequence length")] = None,
-    H: Annotated[int | None, typer.Option("--H", min=1, help="heads")] = None,
-    K: Annotated[int | None, typer.Option("--K", min=1, max=512, help="size of the key axis")] = None,
-    V: Annotated[int | None, typer.Option("--V", min=1, max=512, help="size of the value axis")] = None,
+    B: MaybeB = None,
+    T: MaybeT = None,
+    H: MaybeH = None,
+    K: MaybeK = None,
+    V: MaybeV = None,
     latex: Annotated[bool, typer.Option("--latex", help="the derivation as LaTeX")] = False,
     json: Json = False,
 ) -> None:
@@ -52,6 +61,122 @@ def explain(
     op = linalg_dsl.compile(load_spec(spec))
     text = op.plan.to_latex() if latex else str(op.plan.explain(B=B, T=T, H=H, K=K, V=V))
     Output(json).text(text, {"name": op.spec.name, "latex" if latex else "explanation": text})
+
+
+@app.command(name="compile")
+def compile_(
+    specs: Annotated[list[str] | None, typer.Argument(help="a .rec file or a name of the catalogue")] = None,
+    every: Annotated[bool, typer.Option("--all", help="the whole catalogue")] = False,
+    target: Annotated[
+        list[str] | None, typer.Option(help="sm_80, sm_86, sm_90, sm_100, gfx942 or all; no GPU needed")
+    ] = None,
+    K: SizeK = 128,
+    V: SizeV = 128,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="folder for the generated modules")] = None,
+    json: Json = False,
+) -> None:
+    """Write the generated modules; with --target compile their kernels and print what they take."""
+    from linalg_dsl.cli_compile import compile_all
+    from linalg_dsl.ops.catalogue import catalogue_names
+
+    wanted = [*(specs or []), *(catalogue_names() if every else ())]
+    if not wanted:
+        raise ArgumentError("give a .rec file, a name of the catalogue, or --all")
+    output = Output(json)
+    loaded = [load_spec(name) for name in wanted]
+    if not compile_all(loaded, target or [], K, V, dtype, out, output):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def check(
+    spec: Spec,
+    backend: Backend = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; by default a GPU if there is one")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float64, float32, float16 or bfloat16")] = "float32",
+    gates: Annotated[
+        str | None, typer.Option(help="mild, slow, strong, resets or zero; by default several")
+    ] = None,
+    B: MaybeB = None,
+    T: MaybeT = None,
+    H: MaybeH = None,
+    K: MaybeK = None,
+    V: MaybeV = None,
+    seed: Annotated[int, typer.Option(help="of the random inputs")] = 0,
+    text: Annotated[
+        Path | None, typer.Option("--text", help="run over the bytes of this file instead of random inputs")
+    ] = None,
+    length: Annotated[int, typer.Option(min=1, help="bytes of the text that are used at most")] = 4096,
+    json: Json = False,
+) -> None:
+    """Compare output, final state and every gradient with the float64 step loop.
+
+    Without sizes a few shapes and kinds of gates are tried, packed sequences among them. Exit status 1
+    if an error is beyond its bound.
+    """
+    from linalg_dsl.cli_check import Request, check_on_text, check_random
+
+    request = Request(backend, device, dtype, seed)
+    sizes = {n: s for n, s in zip("BTHKV", (B, T, H, K, V), strict=True) if s is not None}
+    loaded, output = load_spec(spec), Output(json)
+    if text is not None:
+        good = check_on_text(loaded, request, text, length, sizes, output)
+    else:
+        good = check_random(loaded, request, gates, sizes, output)
+    if not good:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def export(
+    spec: Spec,
+    path: Annotated[Path, typer.Argument(help="the Python file to write")],
+    backend: Annotated[str, typer.Option(help="triton or torch")] = "triton",
+    json: Json = False,
+) -> None:
+    """Write one file that computes the recurrence and needs only torch and triton."""
+    import linalg_dsl
+
+    op = linalg_dsl.compile(load_spec(spec), backend=backend)
+    try:
+        written = op.export(path)
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error}") from None
+    Output(json).text(f"wrote {written}", {"path": str(written), "backend": backend})
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Say what this machine offers and whether each backend works on it."""
+    from dataclasses import asdict
+
+    from linalg_dsl.cli_doctor import examine
+
+    output = Output(json)
+    with output.working("compiling and running a small recurrence"):
+        findings = list(examine())
+    output.table("", ("what", "status", "found"), [asdict(f) for f in findings])
+    if any(f.status == "bad" for f in findings):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def demo(
+    text: Annotated[
+        Path | None, typer.Option("--text", help="a text to run over, by default the README")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="folder for the generated modules")] = Path(
+        "build"
+    ),
+) -> None:
+    """The whole way of the gated delta rule: derivation, kernels, checks, a run over a text."""
+    from linalg_dsl.cli_demo import run_demo
+
+    if not run_demo(text, out, Output(False)):
+        raise typer.Exit(FAILED)
 
 
 @app.command(name="list")

@@ -9,7 +9,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from linalg_dsl.ops.check import CheckReport
 
 Status = Literal["good", "note", "bad"]
 TORCH_TO_TRITON = {"2.11": "3.6", "2.12": "3.7", "2.13": "3.7", "2.14": "3.8"}
@@ -110,7 +113,12 @@ def _backend(backend: str, device: str) -> Finding:
         report = op.check(B=1, T=70, H=2, K=16, V=16, device=device)
     except Exception as error:  # whatever is wrong with this machine is what a doctor reports
         return Finding(what, "bad", f"{type(error).__name__}: {error}")
-    return Finding(what, "good" if report.passed else "bad", report.summary())
+    return Finding(what, "good" if report.ok else "bad", _summary(report))
+
+
+def _summary(report: CheckReport) -> str:
+    worst = report.worst
+    return f"{report.recurrence} forward and backward on {report.device}: worst error {worst.l2:.1e} ({worst.name})"
 
 
 def _version(package: str) -> str | None:

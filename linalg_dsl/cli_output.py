@@ -49,7 +49,7 @@ class Output:
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         self.console = Console(highlight=False, soft_wrap=True)
-        self._messages = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.messages = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def text(self, text: str, data: Any) -> None:
         if self.as_json:
@@ -86,15 +86,15 @@ class Output:
         """Shows that something long is going on (on a terminal a spinner, else one line)."""
         if self.as_json:
             return nullcontext()
-        if self._messages.is_terminal:
-            return self._messages.status(what)
-        self._messages.print(f"{what} ...", markup=False)
+        if self.messages.is_terminal:
+            return self.messages.status(what)
+        self.messages.print(f"{what} ...", markup=False)
         return nullcontext()
 
     def failure(self, error: DslError | ArgumentError) -> None:
         """Mistakes of the user: to stderr for people, as data with ``--json``."""
         if not self.as_json:
-            self._messages.print(f"{error}", markup=False)
+            self.messages.print(f"{error}", markup=False)
             return
         if isinstance(error, DslError):
             mistakes = [

@@ -1,0 +1,139 @@
+"""The checks behind ``linalg-dsl check`` and the demo."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+import linalg_dsl
+from linalg_dsl.cli_output import Output
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops.check import CheckReport
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+CASES: tuple[dict[str, Any], ...] = (
+    {"B": 1, "T": 1, "H": 1, "K": 1, "V": 1, "gates": "mild"},
+    {"B": 2, "T": 100, "H": 3, "K": 16, "V": 24, "gates": "mild"},
+    {"B": 1, "T": 130, "H": 2, "K": 20, "V": 12, "gates": "slow"},
+    {"B": 1, "T": 65, "H": 2, "K": 3, "V": 7, "gates": "strong"},
+    {"H": 2, "K": 16, "V": 16, "gates": "resets", "cu_seqlens": [0, 0, 37, 100, 100]},
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Where and how to check; ``device`` None is a GPU if there is one."""
+
+    backend: str = "auto"
+    device: str | None = None
+    dtype: str = "float32"
+    seed: int = 0
+
+    def torch_dtype(self) -> Any:
+        import torch
+
+        if self.dtype not in DTYPES:
+            raise ArgumentError(f"dtype is one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        return getattr(torch, self.dtype)
+
+    def torch_device(self) -> Any:
+        import torch
+
+        try:
+            return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        except RuntimeError as error:
+            raise ArgumentError(f"device: {str(error).splitlines()[0]}") from None
+
+
+def check_random(
+    spec: RecurrenceSpec,
+    request: Request,
+    gates: str | None,
+    sizes: Mapping[str, int],
+    output: Output,
+) -> bool:
+    """Prints a report per case; whether all errors are within bounds."""
+    op = compiled(spec, request, output)
+    reports = []
+    for case in _cases(gates, sizes):
+        told = ", ".join(f"{k} {v}" for k, v in case.items())
+        with output.working(f"checking {spec.name}: {told}"):
+            report = op.check(
+                dtype=request.torch_dtype(), device=request.torch_device(), seed=request.seed, **case
+            )
+        output.note(f"{report}\n")
+        reports.append(report)
+    return _conclude(reports, output)
+
+
+def check_on_text(
+    spec: RecurrenceSpec,
+    request: Request,
+    path: Path,
+    length: int,
+    sizes: Mapping[str, int],
+    output: Output,
+) -> bool:
+    """Prints the report of one run over the bytes of a file."""
+    if unused := set(sizes) & {"B", "T"}:
+        raise ArgumentError(f"--{min(unused)} has no meaning with --text; --length bounds the bytes used")
+    try:
+        text = path.read_bytes()[:length]
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error}") from None
+    report = run_text(compiled(spec, request, output), request, text, sizes, output)
+    output.note(f"{report}\n")
+    return _conclude([report], output)
+
+
+def run_text(op: Any, request: Request, text: bytes, sizes: Mapping[str, int], output: Output) -> CheckReport:
+    """The op over a text, with a progress bar for the step loop that it is compared with."""
+    from linalg_dsl.ops.text_run import check_text
+
+    with Progress(console=output.messages, transient=True, disable=output.as_json) as bar:
+        task = bar.add_task("step loop over the text", total=2 * len(text))
+        return check_text(
+            op,
+            text,
+            dtype=request.torch_dtype(),
+            device=request.torch_device(),
+            seed=request.seed,
+            progress=lambda tokens: bar.advance(task, tokens),
+            **{k: v for k, v in sizes.items() if k in "HKV"},
+        )
+
+
+def compiled(spec: RecurrenceSpec, request: Request, output: Output) -> Any:
+    """The op; where Triton is asked for and no GPU is there, its interpreter is switched on."""
+    request.torch_dtype()
+    if request.backend == "triton" and request.torch_device().type == "cpu":
+        if request.dtype == "bfloat16":
+            raise ArgumentError("Triton's interpreter multiplies bfloat16 wrongly; use float32 or float16")
+        if os.environ.setdefault("TRITON_INTERPRET", "1") == "1":
+            output.note("no GPU: kernels run in Triton's interpreter, which is slow")
+    return linalg_dsl.compile(spec, backend=request.backend)
+
+
+def _cases(gates: str | None, sizes: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    if sizes:
+        yield {**sizes, "gates": gates or "mild"}
+        return
+    for case in CASES:
+        yield {**case, "gates": gates or case["gates"]}
+
+
+def _conclude(reports: list[CheckReport], output: Output) -> bool:
+    good = all(report.ok for report in reports)
+    output.data({"ok": good, "reports": [report.as_dict() for report in reports]})
+    checked = sum(len(report.rows) for report in reports)
+    failed = sum(not row.ok for report in reports for row in report.rows)
+    output.note(
+        f"{checked} tensors compared, {failed} beyond their bound" if failed else f"{checked} tensors agree"
+    )
+    return good

@@ -1,0 +1,91 @@
+"""Writing generated modules, and compiling their kernels for GPUs that need not be there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import linalg_dsl
+from linalg_dsl.cli_output import Output, build_table
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.language.spec import RecurrenceSpec
+
+COLUMNS = (
+    "kernel",
+    "target",
+    "registers",
+    "spilled",
+    "shared",
+    "limit",
+    "warps",
+    "stages",
+    "blocks",
+    "seconds",
+)
+
+
+def compile_all(
+    specs: Sequence[RecurrenceSpec],
+    targets: Sequence[str],
+    key: int,
+    value: int,
+    dtype: str,
+    out: Path | None,
+    output: Output,
+) -> bool:
+    """Whether every kernel fits its target; equal kernels of several recurrences are compiled once."""
+    places = _targets(targets)
+    if dtype not in ("bfloat16", "float16", "float32"):
+        raise ArgumentError(f"dtype is one of bfloat16, float16, float32, got {dtype!r}")
+    seen: set[str] = set()
+    rows: list[dict[str, Any]] = []
+    for spec in specs:
+        op = linalg_dsl.compile(spec)
+        if out is not None or not places:
+            for path in write_modules(op, out or Path("build")):
+                output.note(f"wrote {path}")
+        found = []
+        for target in places:
+            with output.working(f"compiling {spec.name} for {target}"):
+                found += _compile(op.source(backend="triton"), target, key, value, dtype, seen)
+        if found and not output.as_json:
+            output.console.print(build_table(spec.name, COLUMNS, found), soft_wrap=False)
+        rows += [{"recurrence": spec.name, **row} for row in found]
+    output.data(rows)
+    return all(row["shared"] <= row["limit"] for row in rows)
+
+
+def write_modules(op: Any, folder: Path) -> list[Path]:
+    """The Triton and the PyTorch module of an op as files."""
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for backend in ("triton", "torch"):
+            path = folder / f"{op.spec.name}_{backend}.py"
+            path.write_text(op.source(backend=backend), encoding="utf-8")
+            written.append(path)
+    except OSError as error:
+        raise ArgumentError(f"cannot write to {folder}: {error}") from None
+    return written
+
+
+def _targets(names: Sequence[str]) -> list[str]:
+    from linalg_dsl.codegen.targets import TARGETS, find_target
+
+    places = list(TARGETS) if "all" in names else [find_target(name).name for name in names]
+    if places and os.environ.get("TRITON_INTERPRET") == "1":
+        raise ArgumentError("unset TRITON_INTERPRET: the interpreter does not compile kernels")
+    return places
+
+
+def _compile(
+    text: str, target: str, key: int, value: int, dtype: str, seen: set[str]
+) -> list[dict[str, Any]]:
+    from linalg_dsl.codegen.targets import report
+
+    return [
+        {column: getattr(kernel, column) for column in COLUMNS}
+        for kernel in report(text, target, key=key, value=value, dtype=dtype, seen=seen)
+    ]
