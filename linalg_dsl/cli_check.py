@@ -131,9 +131,8 @@ def _cases(gates: str | None, sizes: Mapping[str, int]) -> Iterator[dict[str, An
 def _conclude(reports: list[CheckReport], output: Output) -> bool:
     good = all(report.ok for report in reports)
     output.data({"ok": good, "reports": [report.as_dict() for report in reports]})
-    checked = sum(len(report.rows) for report in reports)
-    failed = sum(not row.ok for report in reports for row in report.rows)
-    output.note(
-        f"{checked} tensors compared, {failed} beyond their bound" if failed else f"{checked} tensors agree"
-    )
+    rows = [row for report in reports for row in report.rows]
+    failed = sum(not row.ok for row in rows)
+    verdict = f"{failed} beyond their bound" if failed else "all within their bounds"
+    output.note(f"{len(rows)} tensors compared with the step loop, {verdict}")
     return good

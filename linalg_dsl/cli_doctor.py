@@ -117,8 +117,8 @@ def _backend(backend: str, device: str) -> Finding:
 
 
 def _summary(report: CheckReport) -> str:
-    worst = report.worst
-    return f"{report.recurrence} forward and backward on {report.device}: worst error {worst.l2:.1e} ({worst.name})"
+    where, worst = report.device, report.worst
+    return f"{report.recurrence}, both ways on {where}: worst error {worst.l2:.1e} ({worst.name})"
 
 
 def _version(package: str) -> str | None:
