@@ -162,7 +162,9 @@ class _Registration:
             *tensors, initial, ctx.consts, offsets, ctx.saved, rest, d_o, d_state if has_state else None
         )
         d_initial = grads[self.count] if has_initial else None
-        return (*grads[: self.count], d_initial, None, None, None, None)
+        # an empty list counts as a list of tensors, whose gradient is a list too
+        d_consts = None if ctx.consts else []
+        return (*grads[: self.count], d_initial, d_consts, None, None, None)
 
     def refuse(self, ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(
@@ -189,7 +191,8 @@ class _Registration:
             for axis, size in dims.items():
                 if values.get(axis, size) != size:
                     raise ArgumentError(f"{self.spec.name}: axis {axis} is {size}, expected {values[axis]:g}")
-            found = self._numbers[key] = tuple(values[c] for c in self.module.CONSTS)
+            scope = {**{axis: float(size) for axis, size in dims.items()}, **values}
+            found = self._numbers[key] = tuple(scope[c] for c in self.module.CONSTS)
         return found
 
     def _look(self, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> None:

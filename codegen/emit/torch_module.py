@@ -153,9 +153,9 @@ def default_chunk(canonical: CanonicalRecurrence) -> int:
 
 
 def run_time_consts(spec: RecurrenceSpec, *plans: ChunkPlan) -> tuple[str, ...]:
-    """The consts that a module takes as numbers at each call, in declaration order."""
+    """The consts (then the sizes K, V) that a module takes as numbers at each call."""
     used = {str(n.attr("name")) for plan in plans for n in plan.nodes if n.op == "const"}
-    declared = [c.name for c in spec.consts]
+    declared = [*(c.name for c in spec.consts), "K", "V"]
     if unknown := used - set(declared):
         raise InternalError(f"a plan uses undeclared consts {sorted(unknown)}")
     return tuple(c for c in declared if c in used)

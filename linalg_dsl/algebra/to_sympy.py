@@ -49,26 +49,26 @@ def _functions() -> SimpleNamespace:
     class Elementwise(sympy.Function):  # type: ignore[misc]
         nargs = 1
 
-        def _eval_is_extended_real(self) -> bool | None:
-            return True if self.args[0].is_extended_real else None
+        def _eval_is_real(self) -> bool | None:
+            return True if self.args[0].is_real else None
 
     class sigmoid(Elementwise):
         def _eval_is_positive(self) -> bool | None:
-            return True if self.args[0].is_extended_real else None
+            return True if self.args[0].is_real else None
 
         def fdiff(self, argindex: int = 1) -> Any:
             return sigmoid(self.args[0]) * sigmoid(-self.args[0])
 
     class softplus(Elementwise):
         def _eval_is_positive(self) -> bool | None:
-            return True if self.args[0].is_extended_real else None
+            return True if self.args[0].is_real else None
 
         def fdiff(self, argindex: int = 1) -> Any:
             return sigmoid(self.args[0])
 
     class logsigmoid(Elementwise):
         def _eval_is_negative(self) -> bool | None:
-            return True if self.args[0].is_extended_real else None
+            return True if self.args[0].is_real else None
 
         def fdiff(self, argindex: int = 1) -> Any:
             return sigmoid(-self.args[0])
@@ -157,7 +157,7 @@ class _Translation:
         if expr not in self.symbol_of:
             # numbered in order of appearance, so that SymPy's own ordering is the same in every run
             name = f"x{len(self.symbol_of):04d}"
-            assumptions = {"positive": True} if self.positive(expr) else {"extended_real": True}
+            assumptions = {"positive": True} if self.positive(expr) else {"real": True}
             self.symbol_of[expr] = symbol = self.sympy.Symbol(name, **assumptions)
             self.stands_for[symbol] = expr
         return self.symbol_of[expr]

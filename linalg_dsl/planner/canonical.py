@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from linalg_dsl.algebra.expr import (
     ONE,
@@ -277,8 +277,8 @@ def _record_decayed(
     decay: FoundDecay,
     state: State,
 ) -> None:
-    was = " + ".join(show_expr(_rank_one(e, _past(state))) for e in before)
-    now = " + ".join(f"{show_expr(_rank_one(e))} (D_t ∘ {state.name}_{{t-1}})" for e in after)
+    was = _sum(show_expr(_rank_one(e, _past(state))) for e in before)
+    now = _sum(f"{show_expr(_rank_one(e))} (D_t ∘ {state.name}_{{t-1}})" for e in after)
     rewrites.append(
         Rewrite(
             "read the decayed state", was, now, "every erase carries the decay, B = λ ∘ b: no shift is needed"
@@ -305,7 +305,11 @@ def _record_reads(rewrites: list[Rewrite], equation: Equation, output: Output, s
     if output.split > 1 or any(r.kind == "decayed" for r in output.reads):
         after = [_show_read(r, state) for r in output.reads] + [show_expr(t) for t in output.token_terms]
         reason = "reads of the state, and what the token adds by itself"
-        rewrites.append(Rewrite("split the output", show_expr(equation.value), " + ".join(after), reason))
+        rewrites.append(Rewrite("split the output", show_expr(equation.value), _sum(after), reason))
+
+
+def _sum(terms: Iterable[str]) -> str:
+    return " + ".join(terms).replace("+ -", "- ")
 
 
 def _show_read(read: Read, state: State) -> str:

@@ -79,7 +79,7 @@ class TokenExpressions:
 
     def _symbol(self, symbol: Symbol) -> int:
         b = self.builder
-        if symbol.name in self.consts:
+        if symbol.time is None and (symbol.name in self.consts or symbol.name in ("K", "V")):
             return b.add_node("const", (), (), symbol.name, name=symbol.name)
         declared = self.inputs.get(symbol.name)
         if declared is None:

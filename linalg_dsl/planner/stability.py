@@ -7,6 +7,7 @@ holds for every element. Promises of the declaration are taken as true.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -165,9 +166,10 @@ def _range(expr: Expr, spec: RecurrenceSpec) -> _Range:
         case Product(factors) | Hadamard(factors):
             if isinstance(expr, Product) and sum(not f.is_scalar for f in factors) > 1:
                 return _Range()  # an inner product: not in normal form
-            found = _range(factors[0], spec)
-            for factor in factors[1:]:
-                found = found * _range(factor, spec)
+            found = _Range(1.0, 1.0, False, False)
+            counts = Counter(commutative_key(f) for f in factors)
+            for factor in {commutative_key(f): f for f in factors}.values():
+                found = found * _power(_range(factor, spec), float(counts[commutative_key(factor)]))
             return found
         case Quotient(top, bottom):
             return _range(top, spec) * _inverse(_range(bottom, spec))

@@ -238,7 +238,8 @@ OTHERS = {
     ),
     "constant_gate": Case(
         "S_t = 0.9 (I - beta_t k_t k_tᵀ) S_{t-1} + beta_t k_t v_tᵀ",
-        ["k_t"], ["beta_t v_t"], "-1053605156578263/10000000000000000", [["-beta_t"]], ["k_t"], kind="scalar gate + rank 1",
+        ["k_t"], ["beta_t v_t"], "-1053605156578263/10000000000000000", [["-beta_t"]], ["k_t"],
+        kind="scalar gate + rank 1",
     ),
     "normalised_keys": Case(
         "k̂_t = l2norm(k_t)\nS_t = (I - sigmoid(beta_t) k̂_t k̂_tᵀ) S_{t-1} + sigmoid(beta_t) k̂_t v_tᵀ",
