@@ -158,7 +158,9 @@ def doctor(json: Json = False) -> None:
     output = Output(json)
     with output.working("compiling and running a small recurrence"):
         findings = list(examine())
-    output.table("", ("what", "status", "found"), [asdict(f) for f in findings])
+    rows = [asdict(f) for f in findings]
+    output.table("", ("what", "status", "found"), rows)
+    output.data(rows)
     if any(f.status == "bad" for f in findings):
         raise typer.Exit(FAILED)
 
@@ -191,7 +193,9 @@ def list_(json: Json = False) -> None:
         update = next(e for e in spec.written if e.target == spec.states[0].name)
         line = f"{update.target}_t = {show_expr(update.value)}"
         rows.append({"name": name, "update": line, "description": spec.doc})
-    Output(json).table("Catalogue", ("name", "update", "description"), rows, first_line_only=("description",))
+    output = Output(json)
+    output.table("", ("name", "update", "description"), rows, first_line_only=("description",))
+    output.data(rows)
 
 
 @app.command(name="explain-error")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import linalg_dsl
-from linalg_dsl.cli_output import Output, build_table
+from linalg_dsl.cli_output import Output
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
 
@@ -50,8 +50,8 @@ def compile_all(
         for target in places:
             with output.working(f"compiling {spec.name} for {target}"):
                 found += _compile(op.source(backend="triton"), target, key, value, dtype, seen)
-        if found and not output.as_json:
-            output.console.print(build_table(spec.name, COLUMNS, found), soft_wrap=False)
+        if found:
+            output.table(spec.name, COLUMNS, found)
         rows += [{"recurrence": spec.name, **row} for row in found]
     output.data(rows)
     return all(row["shared"] <= row["limit"] for row in rows)
@@ -86,6 +86,6 @@ def _compile(
     from linalg_dsl.codegen.targets import report
 
     return [
-        {column: getattr(kernel, column) for column in COLUMNS}
+        {column: getattr(kernel, column) for column in COLUMNS} | {"seconds": round(kernel.seconds, 1)}
         for kernel in report(text, target, key=key, value=value, dtype=dtype, seen=seen)
     ]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from linalg_dsl.errors import ArgumentError, DslError
 from linalg_dsl.language.parser import parse
@@ -41,6 +40,10 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"cannot read {path}: {error}") from None
+
+
+PROSE = ("description", "found")
+"""Columns that wrap."""
 
 
 class Output:
@@ -78,9 +81,10 @@ class Output:
         first_line_only: Sequence[str] = (),
     ) -> None:
         if self.as_json:
-            self.data(list(rows))
             return
-        self.console.print(build_table(title, columns, rows, first_line_only), soft_wrap=False)
+        if title:
+            self.note(title)
+        self.note(format_table(columns, rows, self.console.width, first_line_only))
 
     def working(self, what: str) -> AbstractContextManager[Any]:
         """Shows that something long is going on (on a terminal a spinner, else one line)."""
@@ -113,23 +117,36 @@ class Output:
         self.data({"errors": mistakes})
 
 
-def build_table(
-    title: str,
+def format_table(
     columns: Sequence[str],
     rows: Sequence[Mapping[str, Any]],
+    width: int,
     first_line_only: Sequence[str] = (),
-) -> Table:
-    table = Table(title=title, title_justify="left", show_edge=False)
-    numeric = {c for c in columns if any(isinstance(r.get(c), (int, float)) for r in rows)}
-    for column in columns:
-        table.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
-    for row in rows:
-        cells = []
-        for column in columns:
-            cell = show(row.get(column))
-            cells.append(Text(cell.split("\n", 1)[0] if column in first_line_only else cell))
-        table.add_row(*cells)
-    return table
+) -> str:
+    """Aligned plain text; a last column of prose wraps, numbers never do."""
+    cells = [[show(row.get(c)) for c in columns] for row in rows]
+    for line in cells:
+        for i, column in enumerate(columns):
+            if column in first_line_only:
+                line[i] = line[i].split("\n", 1)[0]
+    prose = columns[-1] in PROSE
+    fixed = len(columns) - prose
+    widths = [max(len(x) for x in (columns[i], *(line[i] for line in cells))) for i in range(fixed)]
+    numeric = [any(isinstance(row.get(c), (int, float)) for row in rows) for c in columns]
+    indent = sum(widths) + 2 * fixed
+    lines = []
+    for line in (list(columns), *cells):
+        head = [x.rjust(w) if n else x.ljust(w) for x, w, n in zip(line, widths, numeric, strict=False)]
+        text = "  ".join([*head, line[-1]] if prose else head)
+        wrapped = textwrap.wrap(
+            text,
+            max(width, indent + 40),
+            subsequent_indent=" " * indent,
+            drop_whitespace=True,
+            break_on_hyphens=False,
+        )
+        lines += wrapped if prose else [text.rstrip()]
+    return "\n".join(lines)
 
 
 def show(value: Any) -> str:
