@@ -7,6 +7,7 @@ matrices are spread, so scalars and vectors such as ``1 - f_t`` stay whole.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -71,6 +72,8 @@ class Word:
 
 
 BIG_DIMS = ("K", "V")
+MOST_WORDS = 1024
+"""More terms than this in one product are a mistake: ranks are small."""
 
 
 def is_matrix(shape: Shape) -> bool:
@@ -174,19 +177,18 @@ def distribute_product(expr: Product, opened: Opened) -> tuple[Word, ...]:
             "sides, has no chunk form, and is not supported yet",
             read.span or expr.span,
         )
-    words: tuple[Word, ...] = (Word(span=expr.span),)
+    spread = []
     for factor in (*scalars, *chain):
-        inner = isinstance(factor, Product) and not chain
-        spread = _distribute_chain(factor, opened) if inner else distribute(factor, opened)
-        words = tuple(w.times(s) for w in words for s in spread)
-    return words
-
-
-def _distribute_chain(product: Expr, opened: Opened) -> tuple[Word, ...]:
-    """A product that is one inner product as a whole."""
-    words: tuple[Word, ...] = (Word(span=product.span),)
-    for factor in product.children:
-        words = tuple(w.times(s) for w in words for s in distribute(factor, opened))
+        inner = isinstance(factor, Product) and not chain  # one inner product as a whole
+        spread += [distribute(f, opened) for f in (factor.children if inner else (factor,))]
+    count = math.prod(len(s) for s in spread)
+    if count > MOST_WORDS:
+        raise DslError.single(
+            "E955", f"this product spreads to {count} terms; at most {MOST_WORDS} are supported", expr.span
+        )
+    words: tuple[Word, ...] = (Word(span=expr.span),)
+    for choices in spread:
+        words = tuple(w.times(s) for w in words for s in choices)
     return words
 
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
 from linalg_dsl.algebra.rules import is_small
-from linalg_dsl.algebra.traverse import transform
+from linalg_dsl.algebra.traverse import symbols, transform
 from linalg_dsl.errors import ArgumentError, DslError
 from linalg_dsl.language.spec import RecurrenceSpec
 
@@ -52,7 +52,10 @@ class Constants:
                     return Number(Fraction(self.sizes[node.name]), span=node.span)
             return node
 
-        return transform(expr, change)
+        try:
+            return transform(expr, change)
+        except ZeroDivisionError:
+            raise DslError.single("E961", "with the given consts this divides by zero", expr.span) from None
 
 
 def find_constants(spec: RecurrenceSpec, given: Mapping[str, float]) -> Constants:
@@ -67,7 +70,11 @@ def find_constants(spec: RecurrenceSpec, given: Mapping[str, float]) -> Constant
     values: dict[str, Fraction] = {}
     for const in spec.consts:
         if const.name in given:
-            values[const.name] = Fraction(str(given[const.name]))
+            if not math.isfinite(given[const.name]):
+                raise ArgumentError(
+                    f"{spec.name}: the const {const.name} must be finite, got {given[const.name]}"
+                )
+            values[const.name] = Fraction(repr(float(given[const.name])))
             continue
         try:
             value = _value(const.value, values)
@@ -90,7 +97,23 @@ def find_constants(spec: RecurrenceSpec, given: Mapping[str, float]) -> Constant
                     f"declare it, as in `const {dim} = 2`",
                 )
             sizes[dim] = int(size)
+    _check_rows(spec, sizes)
     return Constants(values, sizes)
+
+
+def _check_rows(spec: RecurrenceSpec, sizes: Mapping[str, int]) -> None:
+    declared = {i.name: i.dims[0] for i in spec.inputs if i.dims}
+    for symbol in (s for e in (*spec.updates, *spec.outputs) for s in symbols(e.value)):
+        dim = declared.get(symbol.name)
+        if symbol.row is None or dim is None:
+            continue
+        size = dim if isinstance(dim, int) else sizes[dim]
+        if symbol.row >= size:
+            raise DslError.single(
+                "E961",
+                f"row {symbol.row + 1} of {symbol.name} is used, but {dim} is {size}",
+                symbol.span,
+            )
 
 
 def _value(expr: Expr, known: Mapping[str, Fraction]) -> Fraction | None:
