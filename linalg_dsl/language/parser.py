@@ -221,7 +221,8 @@ class _Reader(TreeReader):
                 out["kind"] = "gate"
                 return
             case []:
-                span, message = self.source.span(self.base, self.base), "the kind is missing after the colon"
+                colon = self.source.text.index(":", self.base)
+                span, message = self.source.span(colon, colon + 1), "the kind is missing after the colon"
             case ["scalar"]:
                 span, message = words[0][1], "a scalar has no shape"
             case found:

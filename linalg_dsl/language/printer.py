@@ -113,14 +113,15 @@ def _number(value: Fraction) -> tuple[str, int]:
 
 
 def _decimal(value: Fraction) -> str | None:
-    """A short exact decimal, or None: 1/2 is 0.5, 1/3 has none, 1e-06 stays so."""
+    """A short exact decimal, or None: 1/2 is 0.5, 1e-06 stays so, 1/16 and 1/3 stay fractions."""
     if value.denominator == 1 and value < 10**16:
         return str(value.numerator)
     try:
         text = repr(float(value))
     except OverflowError:
         return None
-    return text if len(text) <= 8 and Fraction(text) == value else None
+    short = len(text) <= 4 or (value.denominator > 64 and len(text) <= 8)
+    return text if short and Fraction(text) == value else None
 
 
 def _symbol(symbol: ex.Symbol) -> str:

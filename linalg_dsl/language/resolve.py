@@ -262,7 +262,15 @@ class _Resolver:
     def check_complete(self) -> None:
         if self.loops or self.scope.lost_equation():
             return
-        if not self.states:
+        if not self.document.statements:
+            self.add(
+                "E101",
+                "the text holds no equation",
+                self.document.span,
+                "see the example in docs/language.md",
+            )
+            return
+        if all(entry.role != "state" for entry in self.names.entries.values()):
             self.no_state()
         for state in self.states.values():
             if state.name not in self.scope.updated:

@@ -290,6 +290,8 @@ def fold(signs: Sequence[syn.ProductSign], values: Sequence[Value]) -> Value:
             )
         left = _matrix_product(run)
         run = [_divide(left, right, i) if sign == "/" else _elementwise(left, right, i)]
+        if run[0].depth > DEEPEST:
+            raise _Clash("E107", "too many quotients in one product", "split it up", (i - 1, i))
         shape = run[0].shape
     return _matrix_product(run)
 
@@ -357,6 +359,8 @@ def _elementwise(left: Value, right: Value, at: int) -> Value:
         raise _Clash("E304", message, hint, (at - 1, at)) from None
     degree = left.degree + right.degree
     value = _join(out, (left, right), min(degree, 1))
+    if isinstance(left.expr, ex.Hadamard):  # flat: one more factor nests no deeper
+        value = replace(value, depth=max(left.depth, 1 + right.depth))
     return _nonlinear(value, _span((left, right))) if degree > 1 else value
 
 
