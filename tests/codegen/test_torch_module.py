@@ -43,7 +43,8 @@ input k : [2, K] unit
 input v : [2, V]
 input beta : [2] in (0, 1)
 input g : log gate [K]
-S_t = (I - beta_{t,2} k_{t,2} k_{t,2}ᵀ) (I - beta_{t,1} k_{t,1} k_{t,1}ᵀ) diag(exp(g_t)) S_{t-1} + beta_{t,2} k_{t,2} v_{t,2}ᵀ
+M_t = (I - beta_{t,2} k_{t,2} k_{t,2}ᵀ) (I - beta_{t,1} k_{t,1} k_{t,1}ᵀ)
+S_t = M_t diag(exp(g_t)) S_{t-1} + beta_{t,2} k_{t,2} v_{t,2}ᵀ
 o_t = S_tᵀ q_t
 """
 PER_HEAD_GATE = """

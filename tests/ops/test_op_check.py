@@ -1,0 +1,71 @@
+"""op.check: reports what is right, and sees what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from op_cases import TEXTS, compiled
+
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.ops.artefacts import Artefacts, Stages
+from linalg_dsl.ops.check import CheckRow
+from linalg_dsl.ops.op import CompiledOp
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_check_passes(name: str, dtype: torch.dtype) -> None:
+    report = compiled(name).check(T=70, K=5, V=3, dtype=dtype, device="cpu")
+    assert report.ok, str(report)
+    names = [d.name for d in compiled(name).spec.inputs]
+    assert [r.name for r in report.rows] == [
+        "o",
+        "final state",
+        *(f"d {n}" for n in [*names, "initial_state"]),
+    ]
+    assert json.loads(json.dumps(report.as_dict()))["ok"] is True
+
+
+def test_check_of_packed_sequences_grouped_heads_and_consts() -> None:
+    packed = compiled("gated_delta").check(cu_seqlens=[0, 0, 20, 65], device="cpu")
+    assert packed.ok
+    assert "T 65" in packed.shape
+    assert compiled("gated_delta").check(H=4, heads={"q": 2}, T=20, device="cpu").ok
+    assert compiled("sigmoid_gate").check(T=20, consts={"tau": 3.0}, device="cpu").ok
+    assert compiled("gated_delta").check(T=0, device="cpu").ok
+    with pytest.raises(ArgumentError, match="must start at 0"):
+        compiled("gated_delta").check(cu_seqlens=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("line", "rows"),
+    [
+        ("return d_s, (d_q, d_k, d_v, d_g, d_beta)", "d q"),
+        ("return o, s_next", "o"),
+    ],
+)
+def test_check_sees_a_wrong_module(line: str, rows: str) -> None:
+    good = compiled("gated_delta")
+    text = good.module_text("torch")
+    assert line in text
+    bad = line.replace("(d_q,", "(1.001 * d_q,") if "d_q" in line else line.replace("o,", "1.001 * o,")
+
+    def derive(spec: object, options: object, consts: object) -> Artefacts:
+        return good.artefacts()
+
+    stages = Stages(derive, lambda artefacts, backend, options: text.replace(line, bad))
+    report = CompiledOp(good.spec, good.options, stages).check(T=20, device="cpu")
+    assert not report.ok
+    assert report.worst.name == rows
+    assert [r.name for r in report.rows if not r.ok] == [rows]
+    assert "TOO LARGE" in str(report)
+    assert report.as_dict()["ok"] is False
+
+
+def test_nan_is_never_within_a_bound() -> None:
+    assert not CheckRow("o", math.nan, 0.0, 1.0).ok
+    assert not CheckRow("o", 0.0, math.nan, 1.0).ok
+    assert CheckRow("o", 0.5, 1.0, 1.0).ok

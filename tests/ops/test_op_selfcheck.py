@@ -1,0 +1,115 @@
+"""The known-answer run passes right modules, stops wrong ones, and runs where it should."""
+
+from __future__ import annotations
+
+import contextlib
+from types import ModuleType
+
+import pytest
+import torch
+from op_cases import TEXTS, compiled, leaves
+from torch import Tensor
+
+from linalg_dsl.ops import selfcheck
+from linalg_dsl.ops.op import CompiledOp
+from linalg_dsl.ops.selfcheck import ENVIRONMENT_VARIABLE, SelfCheck, enabled, known_answer
+
+
+def _module(op: CompiledOp, wrong: tuple[str, str] | None = None) -> ModuleType:
+    text = op.module_text("torch")
+    if wrong is not None:
+        assert wrong[0] in text
+        text = text.replace(*wrong)
+    module = ModuleType("sample")
+    exec(compile(text, "sample", "exec"), module.__dict__)
+    return module
+
+
+def _like(op: CompiledOp, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(leaves(op, 1, 3, 2, 5, 3, dtype=dtype)[0])
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_right_modules_pass(name: str, dtype: torch.dtype) -> None:
+    op = compiled(name)
+    known_answer(op.spec, _module(op), _like(op, dtype), {})
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wrong_gradient_is_an_error_that_names_it(name: str, dtype: torch.dtype) -> None:
+    op = compiled("gated_delta")
+    wrong = (
+        "return d_s, (d_q, d_k, d_v, d_g, d_beta)",
+        f"d_{name} = 1.2 * d_{name}\n    return d_s, (d_q, d_k, d_v, d_g, d_beta)",
+    )
+    with pytest.raises(
+        RuntimeError,
+        match=rf"gated_delta: the known-answer test failed on cpu .*torch.*: d {name} is off by (2|1.9)",
+    ):
+        known_answer(op.spec, _module(op, wrong), _like(op, dtype), {})
+
+
+def test_nan_is_an_error() -> None:
+    op = compiled("gated_delta")
+    with pytest.raises(RuntimeError, match="o is off by nan"):
+        known_answer(
+            op.spec,
+            _module(op, ("return o, s_next", "return o * float('nan'), s_next")),
+            _like(op, torch.float32),
+            {},
+        )
+
+
+def test_it_runs_once_per_device_type_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = compiled("gated_delta")
+    runs: list[int] = []
+    monkeypatch.setattr(selfcheck, "enabled", lambda device: True)
+    check = SelfCheck(op.spec, ())
+    monkeypatch.setattr(check, "_run", lambda module, tensors: runs.append(1))
+    module = _module(op)
+    for dtype in (torch.float32, torch.float32, torch.float16):
+        check(module, _like(op, dtype))
+    assert len(runs) == 2
+    check(module, tuple(leaves(op, 2, 9, 4, 5, 3, dtype=torch.float32)[0]))  # other B, T, H: the same kernels
+    assert len(runs) == 2
+    check(module, tuple(leaves(op, 1, 3, 2, 6, 3, dtype=torch.float32)[0]))
+    assert len(runs) == 3
+
+
+def test_a_failure_is_not_remembered_as_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = compiled("gated_delta")
+    monkeypatch.setattr(selfcheck, "enabled", lambda device: True)
+    check = SelfCheck(op.spec, ())
+
+    def fail(module: ModuleType, tensors: tuple[Tensor, ...]) -> None:
+        raise RuntimeError("known-answer test failed")
+
+    monkeypatch.setattr(check, "_run", fail)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            check(_module(op), _like(op, torch.float32))
+
+
+def test_it_works_where_autograd_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = compiled("gated_delta")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    with torch.inference_mode():
+        SelfCheck(op.spec, ())._run(_module(op), _like(op, torch.float32))
+
+
+def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert not enabled(torch.device("cpu"))
+    assert enabled(torch.device("cuda"))
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "0")
+    assert not enabled(torch.device("cuda"))
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "1")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert not enabled(torch.device("cuda"))
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not enabled(torch.device("cuda"))
