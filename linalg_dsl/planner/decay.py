@@ -46,9 +46,9 @@ def _gather(
     if factors.coefficient == 0 or not terms:
         raise DslError.single(
             "E954",
-            f"{spec.name} keeps nothing of the past state but a low-rank part; that is not supported yet",
-            span or spec.updates[0].span,
-            "add a decay, as in `a_t S_{t-1}`",
+            f"{spec.states[0].name} keeps nothing of its past but a low-rank part; that is not supported yet",
+            span or spec.updates[0].value.span or spec.updates[0].span,
+            f"add what is kept, as in `exp(g_t) {spec.states[0].name}_{{t-1}}`",
         )
     return factors, span
 
@@ -64,11 +64,12 @@ def _parts(factors: Factors, spec: RecurrenceSpec, span: Span | None) -> list[Ex
         return [factors.expr]
     worst = next(p for p in parts if not is_positive(p, spec))
     found = bounds(worst, spec)
+    where = _show_interval(found.low, found.high, found.low_open, found.high_open)
+    factor = "it" if worst == factors.expr else f"its factor {show_expr(worst)}"
     raise DslError.single(
         "E956",
-        f"the gate {show_expr(factors.expr)} cannot be proved positive: {show_expr(worst)} lies in "
-        f"{_show_interval(found.low, found.high, found.low_open, found.high_open)}; signed gates are not "
-        "supported yet",
+        f"the gate {show_expr(factors.expr)} cannot be proved positive: {factor} lies in {where}; signed "
+        "gates are not supported yet",
         worst.span or span,
         "declare the range of what it is made of, as in `in (0, 1)`, or write it as exp of a log gate",
     )

@@ -114,7 +114,7 @@ def _value_side(after: Word, state: str) -> DslError:
         "E951",
         f"{what} is not supported yet",
         next((x.span for x in after.chain if x.span), after.span),
-        f"put the key side first: transitions multiply {state} from the left",
+        f"transitions on the key side are: M_t {state}_{{t-1}} with M_t of shape [K, K]",
     )
 
 

@@ -51,7 +51,7 @@ def read_output(
     if value.shape != ("V", 1):
         raise DslError.single(
             "E957",
-            f"{output.target} has shape {show_shape(value.shape)}; only outputs [V] are supported yet",
+            f"{output.target} is {show_shape(value.shape)}; only outputs [V] are supported yet",
             value.span or output.span,
             f"read the state with a query, as in {state}_tᵀ q_t",
         )

@@ -39,7 +39,7 @@ LOGS = [
     (fn("exp", g), "g_t"),
     (mul((fn("exp", g), fn("exp", h))), "g_t + h_t"),
     (mul((fn("exp", g), fn("exp", a))), "g_t + a_t"),
-    (power(fn("sigmoid", a), number("1/16")), "-0.0625 softplus(-a_t)"),
+    (power(fn("sigmoid", a), number("1/16")), "-1/16 softplus(-a_t)"),
     (fn("sqrt", fn("sigmoid", a)), "-0.5 softplus(-a_t)"),
     (fn("rsqrt", fn("exp", g)), "-0.5 g_t"),
     (divide(fn("exp", g), fn("sigmoid", h)), "g_t + softplus(-h_t)"),

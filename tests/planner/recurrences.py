@@ -77,7 +77,7 @@ PUBLISHED = {
     ),
     "sigmoid_gla": Case(
         "input a : scalar\nconst tau = 16\nα_t = sigmoid(a_t)^(1/tau)\nS_t = α_t S_{t-1} + k_t v_tᵀ",
-        ["k_t"], ["v_t"], "-0.0625 softplus(-a_t)", erase_read="exclusive", kind="scalar gate",
+        ["k_t"], ["v_t"], "-1/16 softplus(-a_t)", erase_read="exclusive", kind="scalar gate",
     ),
     "rwkv6": Case(
         "param u : [K]\nS_t = diag(exp(h_t)) S_{t-1} + k_t v_tᵀ\n"

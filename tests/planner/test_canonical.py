@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,12 +15,12 @@ from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.canonical import canonicalise, classify, verify_canonical
 from linalg_dsl.planner.evaluate_form import run_form
-from linalg_dsl.planner.form import Decay
+from linalg_dsl.planner.form import CanonicalRecurrence, Decay
 
 HEADER = "input q, k : [K]\ninput v : [V]\ninput g : log gate\ninput h : log gate [K]\n"
 
 
-def canonical(lines: str, **consts: float):
+def canonical(lines: str, **consts: float) -> CanonicalRecurrence:
     return canonicalise(parse(f"recurrence test\n{HEADER}{lines}\n"), consts)
 
 
@@ -120,7 +121,7 @@ READ = "\no_t = S_tᵀ q_t"
         ("S_t = S_{t-1} + k_t (v_t ⊙ (v_t - S_{t-1}ᵀ k_t))ᵀ" + READ, "E951", "value axis"),
         ("S_t = S_{t-1} + (k_tᵀ S_{t-1} v_t) k_t v_tᵀ" + READ, "E952", "low rank on both"),
         ("S_t = k_t k_tᵀ S_{t-1} + k_t v_tᵀ" + READ, "E954", "low-rank"),
-        ("S_t = S_{t-1} - S_{t-1} + k_t v_tᵀ" + READ, "E954", "nothing of the past"),
+        ("S_t = S_{t-1} - S_{t-1} + k_t v_tᵀ" + READ, "E954", "nothing of its past"),
         ("S_t = exp(g_t) S_{t-1}" + READ, "E955", "nothing is ever written"),
         ("input f : gate\nS_t = (1 - f_t) S_{t-1} + k_t v_tᵀ" + READ, "E956", "[0, 1)"),
         ("S_t = -S_{t-1} + k_t v_tᵀ" + READ, "E956", "signed"),
@@ -180,3 +181,41 @@ def test_verify_finds_every_broken_invariant() -> None:
         with pytest.raises(InternalError):
             verify_canonical(dataclasses.replace(good, recurrences=(broken,)))
     verify_canonical(good)
+
+
+# -- reductions that hold between published recurrences -----------------------------------------------
+Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+def _run(name: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    spec = parse(ALL[name].text(name))
+    return run_form(canonicalise(spec), {i.name: tensors[i.name] for i in spec.inputs})[0]
+
+
+@pytest.mark.parametrize(
+    ("general", "special", "same"),
+    [
+        ("kda", "gated_delta_rule", lambda x: {"h": x["g"][..., None].expand_as(x["k"])}),
+        ("gla", "simple_gla", lambda x: {"h": x["g"][..., None].expand_as(x["k"])}),
+        ("gated_delta_rule", "delta_rule", lambda x: {"g": torch.zeros_like(x["g"])}),
+        (
+            "gdn2",
+            "kda",
+            lambda x: {n: x["beta"][..., None].expand_as(x[t]) for n, t in (("b", "k"), ("w", "v"))},
+        ),
+        ("gdn2", "gla", lambda x: {"b": torch.zeros_like(x["k"]), "w": torch.ones_like(x["v"])}),
+        ("q_delta", "gated_delta_rule", lambda x: {"p": x["k"]}),
+        ("dplr", "gla", lambda x: {"b": torch.zeros_like(x["k"])}),
+        ("simple_gla", "linear_attention", lambda x: {"g": torch.zeros_like(x["g"])}),
+    ],
+)
+def test_a_recurrence_reduces_to_its_special_case(general: str, special: str, same: Change) -> None:
+    gen = torch.Generator().manual_seed(0)
+    shapes = {"q": 4, "k": 4, "p": 4, "b": 4, "h": 4, "v": 3, "w": 3, "beta": 0, "gamma": 0, "g": 0}
+    x = {
+        n: torch.randn(2, 7, 2, *((d,) if d else ()), dtype=torch.float64, generator=gen)
+        for n, d in shapes.items()
+    }
+    x |= {n: -x[n].abs() for n in ("g", "h")} | {"beta": x["beta"].sigmoid()}
+    x["k"] = torch.nn.functional.normalize(x["k"], dim=-1)
+    torch.testing.assert_close(_run(general, x | same(x)), _run(special, x), rtol=1e-11, atol=1e-12)

@@ -37,7 +37,7 @@ def decay(gate: str) -> Decay:
         ("mu", "scalar", "log(mu)"),
         ("diag(f_t)", "channel", "log(f_t)"),
         ("diag(f_t) diag(exp(h_t)) mu", "channel", "log(mu) + log(f_t) + h_t"),
-        ("diag(f_t^(1/16))", "channel", "0.0625 log(f_t)"),
+        ("diag(f_t^(1/16))", "channel", "1/16 log(f_t)"),
         ("diag(sqrt(sigmoid(c_t)))", "channel", "-0.5 softplus(-c_t)"),
         ("(1 - sigmoid(a_t))", "scalar", "-softplus(a_t)"),
         ("exp(-exp(a_t) softplus(b_t))", "scalar", "-exp(a_t) softplus(b_t)"),

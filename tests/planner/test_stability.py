@@ -24,8 +24,9 @@ from linalg_dsl.algebra.expr import (
 )
 from linalg_dsl.algebra.rules import split_number
 from linalg_dsl.language.parser import parse
-from linalg_dsl.language.spec import Interval
+from linalg_dsl.language.spec import Interval, RecurrenceSpec
 from linalg_dsl.planner.canonical import canonicalise
+from linalg_dsl.planner.form import Recurrence
 from linalg_dsl.planner.stability import (
     bounds,
     decay_is_at_most_one,
@@ -169,7 +170,7 @@ def test_unit() -> None:
     assert not is_unit(hadamard((q, k)), SPEC)
 
 
-def _form(lines: str):
+def _form(lines: str) -> tuple[Recurrence, RecurrenceSpec]:
     spec = parse(f"recurrence test\n{lines}\no_t = S_tᵀ q_t\n")
     return canonicalise(spec).recurrences[0], spec
 
