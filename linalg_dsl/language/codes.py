@@ -107,10 +107,10 @@ EXPLANATIONS: dict[str, str] = {
     output: a column of the token). It is not supported yet.""",
     "E954": """The update keeps nothing of the past state but a low-rank part (no decay, no identity). Such
     recurrences are not supported yet.""",
-    "E955": """The update writes nothing, or it writes or erases along more vectors than are supported: at most
-    4 erases and 8 writes per token.""",
-    "E956": """The decay of the state must be proved positive, since its logarithm is taken, and nothing that is
-    declared proves it. Declare the gate's range (`scalar in (0, 1)`, `gate`), or declare a log gate and
+    "E955": """The update writes nothing, or it writes or erases along more vectors than are supported: at
+    most 4 erases and 8 writes per token.""",
+    "E956": """The decay of the state must be proved positive, since its logarithm is taken, and nothing that
+    is declared proves it. Declare the gate's range (`scalar in (0, 1)`, `gate`), or declare a log gate and
     write `exp(g_t)`.""",
     "E957": """The output uses the state in a way that is not supported yet. An output is a sum of reads
     `S_tᵀ q_t`, each perhaps scaled by a scalar or a vector [V], and of terms without the state.""",

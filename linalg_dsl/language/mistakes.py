@@ -11,6 +11,9 @@ from linalg_dsl.source import Span
 MOST = 50
 """More than this many mistakes are not kept: the first ones say enough."""
 
+MOST_NAMES = 200
+"""More candidates than this are not compared."""
+
 
 class Mistakes:
     def __init__(self) -> None:
@@ -24,10 +27,17 @@ class Mistakes:
         hint: str | None = None,
         related: tuple[tuple[str, Span | None], ...] = (),
     ) -> None:
+        if self.full:
+            return
         notes = tuple((note, place) for note, place in related if place is not None)
         mistake = Mistake(code, message, span, hint, notes)
-        if len(self.found) < MOST and mistake not in self.found:
+        if mistake not in self.found:
             self.found.append(mistake)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more are kept."""
+        return len(self.found) >= MOST
 
     def raise_if_any(self) -> None:
         if self.found:
@@ -35,8 +45,8 @@ class Mistakes:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like this one, if any does."""
-    options = list(known)
+    """The known name that looks most like this one, if any does; only names of similar length."""
+    options = [o for o in known if abs(len(o) - len(name)) <= 3][:MOST_NAMES]
     folded = {o.lower(): o for o in reversed(options)}
     if name.lower() in folded:
         return folded[name.lower()]

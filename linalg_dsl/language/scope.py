@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from linalg_dsl.algebra import expr as ex
 from linalg_dsl.language import syntax as syn
 from linalg_dsl.language.declarations import Entry, Names
-from linalg_dsl.language.mistakes import Mistakes, nearest
+from linalg_dsl.language.mistakes import MOST_NAMES, Mistakes, nearest
 from linalg_dsl.language.names import DIMENSIONS, RESERVED, ascii_name
 from linalg_dsl.language.terms import Value
 from linalg_dsl.source import Span
@@ -161,6 +161,8 @@ class Scope:
 
     def unknown(self, ref: syn.Ref) -> None:
         """E201 with the nearest name, or E209 for names run together. Silent if a line was lost."""
+        if self.mistakes.full:
+            return
         known = {*self.names.entries, *(a.name for a in self.assigns)}
         apart = _split_run(ref, known | {"I"})
         if apart:
@@ -179,7 +181,7 @@ class Scope:
             return
         if self.lost(ref.name):
             return
-        spelled = {ascii_name(k): k for k in known}
+        spelled = {ascii_name(k): k for k in sorted(known)[:MOST_NAMES]}
         close = spelled.get(ascii_name(ref.name)) or nearest(ref.name, sorted(known))
         if close is None:
             close = nearest(ref.name, sorted(RESERVED - {"t", "T", "inf"}))

@@ -31,7 +31,8 @@ CONSTS = (
 LEAVES: dict[Shape, list[Expr]] = {
     ex.SCALAR: [
         ex.Symbol("g", ex.SCALAR), ex.Symbol("beta", ex.SCALAR), ex.Symbol("x1", ex.SCALAR),
-        ex.Symbol("bb", ex.SCALAR, 0, 1), ex.Symbol("gamma", ex.SCALAR, None), ex.Symbol("scale", ex.SCALAR, None),
+        ex.Symbol("bb", ex.SCALAR, 0, 1), ex.Symbol("gamma", ex.SCALAR, None),
+        ex.Symbol("scale", ex.SCALAR, None),
     ],
     K1: [ex.Symbol("q", K1), ex.Symbol("k_tilde", K1), ex.Symbol("f", K1), ex.Symbol("α", K1),
          ex.Symbol("kk", K1, 0, 0), ex.Symbol("u", K1, None)],

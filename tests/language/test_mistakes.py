@@ -105,7 +105,7 @@ SLIPS = {
      note: this is [K]
    7 | S_t = (1 - k_t) S_{t-1} + k_t v_tᵀ
              ^^^^^^^^^
-     help: to scale the rows of a matrix write `diag(1 - k_t) S_{t-1}`, for the product `(1 - k_t)ᵀ S_{t-1}`""",
+     help: to scale the rows of a matrix write `diag(1 - k_t) S_{t-1}`, for the product `(1 - k_t)ᵀ S_{t-1}`""",  # noqa: E501
     body(UPDATE, "o_t = q_tᵀ S_t"): """\
 <text>:8:7: E308: the output is a column, not [V]ᵀ
    8 | o_t = q_tᵀ S_t
@@ -143,7 +143,7 @@ SLIPS = {
 <text>:7:27: E101: the line ends too early
    7 | S_t = S_{t-1} + k_t v_tᵀ +
                                  ^
-     help: expected a function, `(`, a number, a name or a sign; a line goes on in the next one only inside brackets""",
+     help: expected a function, `(`, a number, a name or a sign; a line goes on in the next one only inside brackets""",  # noqa: E501
     body("inputs w : [K]", UPDATE, READ): """\
 <text>:7:1: E101: unknown declaration `inputs`
    7 | inputs w : [K]
@@ -168,70 +168,139 @@ def test_full_message_of_a_typical_slip(text: str) -> None:
 
 
 CODES = {
-    "E101": [body("hello world", UPDATE, READ), body("S_t := S_{t-1} + k_t v_tᵀ", READ), "", "# nothing",
-             body(UPDATE + " ; " + READ), body("S_t = S_{t-1} + |k_t| v_tᵀ", READ), body("for j in 2", UPDATE, READ)],
+    "E101": [
+        body("hello world", UPDATE, READ),
+        body("S_t := S_{t-1} + k_t v_tᵀ", READ),
+        "",
+        "# nothing",
+        body(UPDATE + " ; " + READ),
+        body("S_t = S_{t-1} + |k_t| v_tᵀ", READ),
+        body("for j in 2", UPDATE, READ),
+    ],
     "E102": [body("S_t = (I - k_t k_tᵀ)) S_{t-1}", READ)],
     "E103": [body("S_t = S_{t-1} + k_{j} v_tᵀ", READ), body("S_t = S_{t-1/2} + k_t v_tᵀ", READ)],
     "E104": ["recurrence r" + "x" * 70 + "\n" + body(UPDATE, READ)[13:]],
-    "E105": [body("S_t = 1e99 S_{t-1} + k_t v_tᵀ", READ), body("S_t = beta_t^65 S_{t-1} + k_t v_tᵀ", READ),
-             body("S_t = S_{t-1} / 0 + k_t v_tᵀ", READ), body("S_t = S_{t-1} / (2 - 2) + k_t v_tᵀ", READ),
-             body("S_t = 0^(-1) S_{t-1} + k_t v_tᵀ", READ), body("S_t = (-2)^0.5 S_{t-1} + k_t v_tᵀ", READ),
-             body("S_t = 1e50 1e50 S_{t-1} + k_t v_tᵀ".replace("50 1", "50 * 1"), READ)],
+    "E105": [
+        body("S_t = 1e99 S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = beta_t^65 S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = S_{t-1} / 0 + k_t v_tᵀ", READ),
+        body("S_t = S_{t-1} / (2 - 2) + k_t v_tᵀ", READ),
+        body("S_t = 0^(-1) S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = (-2)^0.5 S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = 1e50 1e50 S_{t-1} + k_t v_tᵀ".replace("50 1", "50 * 1"), READ),
+    ],
     "E106": [body("S_t = beta_t^2^3 S_{t-1} + k_t v_tᵀ", READ), body("S_t = 2 3 S_{t-1} + k_t v_tᵀ", READ)],
-    "E107": [body("x_t = " + "(" * 60 + "g_t" + ")" * 60, UPDATE, READ), body("x_t = " + " ".join(["g_t"] * 4100), UPDATE, READ),
-             "x" * 40_000,
-             body("x0_t = g_t", *(f"x{i}_t = x{i - 1}_t x{i - 1}_t" for i in range(1, 20)), UPDATE, READ),
-             body("x0_t = g_t", *(f"x{i}_t = exp(x{i - 1}_t)" for i in range(1, 150)), UPDATE, READ)],
-    "E108": [body("input w : vector", UPDATE, READ), body("input w :", UPDATE, READ), body("input w : scalar [K]", UPDATE, READ),
-             body("state S : scalar unit", UPDATE, READ)],
-    "E204": [body("input exp : scalar", UPDATE, READ), body("K_t = g_t", UPDATE, READ), "recurrence exp\n" + body(UPDATE, READ)[13:]],
-    "E205": [body("input q : [K]", UPDATE, READ), body(UPDATE, READ, "o_t = v_t"), body(UPDATE, UPDATE, READ)],
+    "E107": [
+        body("x_t = " + "(" * 60 + "g_t" + ")" * 60, UPDATE, READ),
+        body("x_t = " + " ".join(["g_t"] * 4100), UPDATE, READ),
+        "x" * 40_000,
+        body("x0_t = g_t", *(f"x{i}_t = x{i - 1}_t x{i - 1}_t" for i in range(1, 20)), UPDATE, READ),
+        body("x0_t = g_t", *(f"x{i}_t = exp(x{i - 1}_t)" for i in range(1, 150)), UPDATE, READ),
+    ],
+    "E108": [
+        body("input w : vector", UPDATE, READ),
+        body("input w :", UPDATE, READ),
+        body("input w : scalar [K]", UPDATE, READ),
+        body("state S : scalar unit", UPDATE, READ),
+    ],
+    "E204": [
+        body("input exp : scalar", UPDATE, READ),
+        body("K_t = g_t", UPDATE, READ),
+        "recurrence exp\n" + body(UPDATE, READ)[13:],
+    ],
+    "E205": [
+        body("input q : [K]", UPDATE, READ),
+        body(UPDATE, READ, "o_t = v_t"),
+        body(UPDATE, UPDATE, READ),
+    ],
     "E206": [body("input α, alpha : scalar", UPDATE, READ), body("β_t = g_t", UPDATE, READ)],
     "E207": [body("input w_t : [K]", UPDATE, READ)],
-    "E208": [body("input w : [D]", UPDATE, READ), body("input w : [K, 2]", UPDATE, READ), body("input w : [scale, K]", UPDATE, READ),
-             body("input w : [0, K]", UPDATE, READ), body("state S : [K, K, V]", UPDATE, READ)],
+    "E208": [
+        body("input w : [D]", UPDATE, READ),
+        body("input w : [K, 2]", UPDATE, READ),
+        body("input w : [scale, K]", UPDATE, READ),
+        body("input w : [0, K]", UPDATE, READ),
+        body("state S : [K, K, V]", UPDATE, READ),
+    ],
     "E301": [body("S_t = S_{t-1} + k_t", READ), body("S_t = S_{t-1} + k_t v_tᵀ", "o_t = v_t + v_tᵀ")],
     "E304": [body(UPDATE, "o_t = v_t ⊙ S_tᵀ")],
-    "E305": [body("S_t = S_{t-1} + max(k_t) v_tᵀ", READ), body("S_t = S_{t-1} + diag(k_tᵀ) k_t v_tᵀ", READ),
-             body("S_t = exp(k_t k_tᵀ) S_{t-1} + k_t v_tᵀ", READ), body("S_t = exp() S_{t-1} + k_t v_tᵀ", READ),
-             body("S_t = outer(k_t) + S_{t-1}", READ), body("S_t = min(k_t, v_t) v_tᵀ + S_{t-1}", READ),
-             body("S_t = sum(g_t) S_{t-1} + k_t v_tᵀ", READ)],
-    "E306": [body("S_t = S_{t-1} + (k_t / v_t) v_tᵀ", READ), body("S_t = (k_t k_tᵀ)^2 S_{t-1} + k_t v_tᵀ", READ),
-             body("S_t = g_t^(k_t) S_{t-1} + k_t v_tᵀ", READ),
-             body("S_t = (k_t k_tᵀ / (q_t q_tᵀ)) S_{t-1} + k_t v_tᵀ", READ)],
-    "E307": [body("input w : [2, K]", "S_t = S_{t-1} + w_{t,3} v_tᵀ", READ), body("S_t = S_{t-1} + k_{t,1} v_tᵀ", READ),
-             body("input w : [2, K]", "S_t = S_{t-1} + w_{t,i} v_tᵀ", READ), body(UPDATE, "o_t = S_{t,1}ᵀ q_t")],
+    "E305": [
+        body("S_t = S_{t-1} + max(k_t) v_tᵀ", READ),
+        body("S_t = S_{t-1} + diag(k_tᵀ) k_t v_tᵀ", READ),
+        body("S_t = exp(k_t k_tᵀ) S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = exp() S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = outer(k_t) + S_{t-1}", READ),
+        body("S_t = min(k_t, v_t) v_tᵀ + S_{t-1}", READ),
+        body("S_t = sum(g_t) S_{t-1} + k_t v_tᵀ", READ),
+    ],
+    "E306": [
+        body("S_t = S_{t-1} + (k_t / v_t) v_tᵀ", READ),
+        body("S_t = (k_t k_tᵀ)^2 S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = g_t^(k_t) S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = (k_t k_tᵀ / (q_t q_tᵀ)) S_{t-1} + k_t v_tᵀ", READ),
+    ],
+    "E307": [
+        body("input w : [2, K]", "S_t = S_{t-1} + w_{t,3} v_tᵀ", READ),
+        body("S_t = S_{t-1} + k_{t,1} v_tᵀ", READ),
+        body("input w : [2, K]", "S_t = S_{t-1} + w_{t,i} v_tᵀ", READ),
+        body(UPDATE, "o_t = S_{t,1}ᵀ q_t"),
+    ],
     "E308": [body("S_t = k_tᵀ S_{t-1}", READ), body(UPDATE, "o_t = S_t"), body("S_t = S_{t-1}ᵀ", READ)],
-    "E309": [body("S_t = (k_t + I) v_tᵀ + S_{t-1}", READ), body("S_t = exp(I) S_{t-1} + k_t v_tᵀ", READ),
-             body("S_t = I^2 S_{t-1} + k_t v_tᵀ", READ), body("S_t = S_{t-1} / I + k_t v_tᵀ", READ),
-             body("S_t = I ⊙ S_{t-1} + k_t v_tᵀ", READ)],
+    "E309": [
+        body("S_t = (k_t + I) v_tᵀ + S_{t-1}", READ),
+        body("S_t = exp(I) S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = I^2 S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = S_{t-1} / I + k_t v_tᵀ", READ),
+        body("S_t = I ⊙ S_{t-1} + k_t v_tᵀ", READ),
+    ],
     "E401": [body(READ, UPDATE)],
     "E402": [body(UPDATE, "o_t = S_tᵀ q_t + r_t", "r_t = v_t")],
     "E403": [body(UPDATE), body("output S", UPDATE)],
     "E404": [body("o_t = v_t"), body("state S : [K, V]", "o_t = S_{t-1}ᵀ q_t")],
-    "E405": [body("S_t = S_{t-1} S_{t-1}ᵀ S_{t-1} + k_t v_tᵀ", READ), body("S_t = S_{t-1} / (k_tᵀ S_{t-1} v_t) + k_t v_tᵀ", READ),
-             body("S_t = S_{t-1} ⊙ S_{t-1}", READ), body("S_t = S_{t-1}^2", READ),
-             body("u_t = S_{t-1}ᵀ k_t", "S_t = S_{t-1} + k_t (u_t ⊙ u_t)ᵀ", READ),
-             body("S_t = dot(S_{t-1}ᵀ k_t, S_{t-1}ᵀ q_t) k_t v_tᵀ", READ),
-             body("S_t = g_t^(k_tᵀ S_{t-1} v_t) k_t v_tᵀ", READ)],
+    "E405": [
+        body("S_t = S_{t-1} S_{t-1}ᵀ S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = S_{t-1} / (k_tᵀ S_{t-1} v_t) + k_t v_tᵀ", READ),
+        body("S_t = S_{t-1} ⊙ S_{t-1}", READ),
+        body("S_t = S_{t-1}^2", READ),
+        body("u_t = S_{t-1}ᵀ k_t", "S_t = S_{t-1} + k_t (u_t ⊙ u_t)ᵀ", READ),
+        body("S_t = dot(S_{t-1}ᵀ k_t, S_{t-1}ᵀ q_t) k_t v_tᵀ", READ),
+        body("S_t = g_t^(k_tᵀ S_{t-1} v_t) k_t v_tᵀ", READ),
+    ],
     "E406": [body("k_t = l2norm(q_t)", UPDATE, READ), body("scale_t = g_t", UPDATE, READ)],
     "E407": [body("S = S_{t-1} + k_t v_tᵀ", READ), body("S_{t-1} = S_{t-1} + k_t v_tᵀ", READ)],
     "E408": [body(UPDATE, "o_t = S_{t+1}ᵀ q_t")],
-    "E409": [body("const c = g", UPDATE, READ), body("const c = d", "const d = 2", UPDATE, READ), body("const c = k_t", UPDATE, READ)],
-    "E501": [body("input f : scalar in (2, 1)", UPDATE, READ), body("input f : scalar in (1, 1]", UPDATE, READ),
-             body("input f : scalar >= inf", UPDATE, READ)],
+    "E409": [
+        body("const c = g", UPDATE, READ),
+        body("const c = d", "const d = 2", UPDATE, READ),
+        body("const c = k_t", UPDATE, READ),
+    ],
+    "E501": [
+        body("input f : scalar in (2, 1)", UPDATE, READ),
+        body("input f : scalar in (1, 1]", UPDATE, READ),
+        body("input f : scalar >= inf", UPDATE, READ),
+    ],
     "E502": [body("input f : scalar unit", UPDATE, READ), body("input f : log gate [K] unit", UPDATE, READ)],
-    "E503": [body("input f : scalar <= 0 in (0, 1)", UPDATE, READ), body("input f : [K] unit unit", UPDATE, READ)],
+    "E503": [
+        body("input f : scalar <= 0 in (0, 1)", UPDATE, READ),
+        body("input f : [K] unit unit", UPDATE, READ),
+    ],
     "E901": [body(UPDATE, "n_t = n_{t-1} + k_t", READ)],
-    "E902": [body("w_t = g_t k_t", "S_t = S_{t-1} + w_{t-1} v_tᵀ", READ), body("S_t = S_{t-1} + S_{t-2}", READ)],
+    "E902": [
+        body("w_t = g_t k_t", "S_t = S_{t-1} + w_{t-1} v_tᵀ", READ),
+        body("S_t = S_{t-1} + S_{t-2}", READ),
+    ],
     "E903": [body("S_t = exp(g_t) S_{t-1}", "for j in 1..2:", "    S_t = S_t + k_{t,j} v_tᵀ", READ)],
     "E904": [body("input f : gate in (-1, 1)", UPDATE, READ), body("input f : gate <= 1", UPDATE, READ)],
     "E905": [body("input f : gate in [0, 1]", UPDATE, READ)],
-    "E906": [body("input M : [K, K]", UPDATE, READ), body("input f : log gate [V]", UPDATE, READ),
-             body("input f : log gate [K, V]", UPDATE, READ), body("param f : [2, K]", UPDATE, READ)],
+    "E906": [
+        body("input M : [K, K]", UPDATE, READ),
+        body("input f : log gate [V]", UPDATE, READ),
+        body("input f : log gate [K, V]", UPDATE, READ),
+        body("param f : [2, K]", UPDATE, READ),
+    ],
     "E907": [body(UPDATE, "o_t = silu(S_tᵀ q_t)"), body(UPDATE, "o_t = (S_tᵀ q_t) / (k_tᵀ S_t v_t)")],
     "E908": [body("state z : [K]", "z_t = max(z_{t-1}, k_t)", "o_t = z_t")],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("code", "text"), [(c, t) for c, texts in CODES.items() for t in texts])
