@@ -14,6 +14,7 @@ from linalg_dsl.planner.equations import Equation, equations, legend
 from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence
 from linalg_dsl.planner.latex import to_latex
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.prove import prove
 from linalg_dsl.planner.stability import decay_is_at_most_one, log_decay_bound, solve_is_bounded
 
 WIDTH = 100
@@ -44,6 +45,7 @@ class Explanation:
     backward: ChunkPlan
     shape: Shape
     schedule: tuple[str, ...] = ()
+    with_proof: bool = True
 
     @property
     def recurrence(self) -> Recurrence:
@@ -88,6 +90,14 @@ class Explanation:
     def stability(self) -> tuple[str, ...]:
         return _stability(self.canonical)
 
+    @property
+    def proof(self) -> tuple[str, ...]:
+        """Exact proofs at small sizes; empty where they are not asked for."""
+        if not self.with_proof or not self.canonical.spec.updates:
+            return ()
+        with_gradients = prove(self.canonical, 3, 1, 1, self.forward, self.backward)
+        return (str(with_gradients), str(prove(self.canonical, 2, 2, 2, self.forward)))
+
     def __str__(self) -> str:
         made = [*self.forward_equations, *self.backward_equations]
         rewrites = [
@@ -106,6 +116,7 @@ class Explanation:
             ("one chunk, rows are tokens", [_equation(e) for e in self.forward_equations]),
             ("its gradients", [_equation(e) for e in self.backward_equations]),
             ("where", legend(made, self.forward)),
+            ("proof", self.proof),
             ("costs", self.costs),
             ("stability", self.stability),
             ("schedule", self.schedule),
@@ -143,10 +154,15 @@ def explain(
     *,
     chunk_size: int | None = None,
     schedule: Sequence[str] = (),
+    proof: bool = True,
 ) -> Explanation:
-    """The explanation of a recurrence; sizes turn its costs into totals, ``schedule`` is quoted."""
+    """The explanation of a recurrence; sizes turn its costs into totals, ``schedule`` is quoted.
+
+    ``proof``: prove the chunk form and its gradients at two small sizes when it is printed (takes
+    hundredths of a second for most recurrences, seconds for many erases with nonlinear preludes).
+    """
     shape = Shape(B, T, H, K, V, chunk_size or DEFAULT_CHUNK)
-    return Explanation(canonical, forward, backward, shape, tuple(schedule))
+    return Explanation(canonical, forward, backward, shape, tuple(schedule), proof)
 
 
 def _form(rec: Recurrence) -> tuple[Equation, ...]:
@@ -195,7 +211,7 @@ def _costs(found: Explanation) -> tuple[str, ...]:
     back = traffic(found.backward, chunk, key, value, gates=gates, saves_states=True)
     state = state_bytes(found.forward, key, value)
     lines = [
-        f"per token and head, K = {key}, V = {value}, chunks of {chunk}; bf16 operands, fp32 gates and states",
+        f"per token and head, K = {key}, V = {value}, chunks of {chunk}; operands bf16, gates, states fp32",
         f"forward: {ahead}; {moved.total:,.0f} bytes; {ahead.total / moved.total:,.0f} FLOP per byte",
         f"backward: {saved}, with the forward's values at hand; {whole}, without; {back.total:,.0f} bytes",
         f"decode, one token: {decode_flops(found.forward, key, value) / 1000:,.3g}k FLOP; "
