@@ -191,8 +191,7 @@ class _Writer:
         value = self._value(coefficient)
         if value is None:
             text = self._text(coefficient, _SUM)
-            bare = text.startswith("−") and " + " not in text and " − " not in text
-            return [f"{text if bare else self._factor(coefficient)} ∘ {rows}"]
+            return [f"{text if _is_one_term(text) else self._factor(coefficient)} ∘ {rows}"]
         if value == 0:
             return []
         return [rows if value == 1 else f"−{rows}" if value == -1 else f"{_number(value)} {rows}"]
@@ -279,7 +278,7 @@ class _Writer:
             other = args[1 - k]
             if value is not None and other not in self.names:
                 inner, binds = self._term(self.plan.nodes[other])
-                inner = inner if binds >= _PRODUCT else f"({inner})"
+                inner = inner if binds >= _PRODUCT or _is_one_term(inner) else f"({inner})"
             elif value is not None:
                 inner = self.names[other]
             else:
@@ -299,6 +298,16 @@ class _Writer:
         text, binds = self._term(node)
         plain = binds == _PRODUCT and "/" not in text and not text[0].isdigit()
         return text if plain else f"({text})"
+
+
+def _is_one_term(text: str) -> bool:
+    """Whether a text is one term, with a sign perhaps, and no sum."""
+    depth = 0
+    for i, char in enumerate(text):
+        depth += (char in "([⟨{") - (char in ")]⟩}")
+        if depth == 0 and text[i : i + 3] in (" + ", " − "):
+            return False
+    return True
 
 
 def _scaled(value: float, text: str) -> tuple[str, int]:

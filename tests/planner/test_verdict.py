@@ -1,0 +1,118 @@
+"""What explain says about a recurrence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from linalg_dsl.language.parser import parse
+from linalg_dsl.planner.adjoint import backward
+from linalg_dsl.planner.canonical import canonicalise
+from linalg_dsl.planner.chunkwise import derive
+from linalg_dsl.planner.verdict import Explanation, explain
+
+CATALOGUE = Path(__file__).parents[2] / "ops" / "catalogue"
+ENTRIES = sorted(p.stem for p in CATALOGUE.glob("*.rec"))
+
+
+def explained(name: str, **options: object) -> Explanation:
+    canonical = canonicalise(parse((CATALOGUE / f"{name}.rec").read_text(encoding="utf-8")))
+    forward = derive(canonical)
+    return explain(canonical, forward, backward(forward), **options)  # type: ignore[arg-type]
+
+
+def section(text: str, title: str) -> str:
+    return next(part for part in text.split("\n\n") if part.startswith(title))
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_catalogue_entry_is_explained(name: str) -> None:
+    text = str(explained(name, B=2, T=100, H=3, K=64, V=32))
+    assert text.startswith(f"{name}: ")
+    for title in (
+        "the line",
+        "form (1)",
+        "one chunk",
+        "its gradients",
+        "where",
+        "proof",
+        "costs",
+        "stability",
+    ):
+        assert section(text, title)
+    assert "not proved" not in text
+    assert "chunk form = recurrence, backward plan = its gradient" in text
+    assert "K = 64, V = 32" in section(text, "costs")
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_verdicts_name_the_class_and_what_it_compiles_to() -> None:
+    assert explained("linear_attention").verdict == "linear_attention: linear → chunk kernels"
+    assert explained("gla").verdict == "gla: diagonal gate → chunk kernels, anchored blocks"
+    assert explained("gated_delta_rule").verdict == (
+        "gated_delta_rule: scalar gate + rank 1 → chunk kernels, unit-triangular solve (UT transform)"
+    )
+
+
+def test_form_of_the_gated_delta_rule() -> None:
+    found = explained("gated_delta_rule")
+    assert [str(e) for e in found.form] == [
+        "log D = g_t    (one number per token and head; m = 1, r = 1)",
+        "L = k_t",
+        "W = beta_t v_t",
+        "B = k_t",
+        "Σ = -beta_t",
+        "read = scale S_tᵀ q_t    (inclusive read)",
+    ]
+    assert "U_t = B_tᵀ (D_t ∘ S_{t-1})" in str(found)
+    assert found.line[0] == "S_t = exp(g_t) (I - beta_t k_t k_tᵀ) S_{t-1} + beta_t k_t v_tᵀ"
+
+
+def test_every_rewrite_is_shown_in_order() -> None:
+    found = explained("kda")
+    text = section(str(found), "rewrites")
+    places = [text.index(f"{i}. {r.rule}") for i, r in enumerate(found.canonical.rewrites, 1)]
+    assert places == sorted(places)
+    assert len(places) >= 3
+
+
+def test_reads_and_token_terms_are_shown() -> None:
+    form = [str(e) for e in explained("rwkv6").form]
+    assert any("exclusive read" in line for line in form)
+    assert any(line.startswith("token = ") for line in form)
+
+
+def test_totals_stand_only_where_the_shape_is_given() -> None:
+    assert "GFLOP" not in str(explained("gla", proof=False))
+    costs = section(str(explained("gla", B=8, T=2048, H=16, proof=False)), "costs")
+    assert "32 chunks per sequence, 128 sequences" in costs
+    assert "26.2 GFLOP" in costs.replace("\n      ", " ")
+    assert "16 chunks" in str(explained("gla", B=8, T=2048, H=16, chunk_size=128, proof=False))
+
+
+def test_stability_says_what_the_declaration_proves() -> None:
+    assert "contraction" in explained("gated_delta_rule").stability[1]
+    assert "no bound of T" in explained("dplr").stability[1]
+    assert explained("linear_attention").stability == ("no decay: no exponential is formed",)
+    grows = canonicalise(
+        parse(
+            "recurrence grows\ninput q, k : [K]\ninput v : [V]\ninput g : log gate in (-inf, 2]\n"
+            "S_t = exp(g_t) S_{t-1} + k_t v_tᵀ\no_t = S_tᵀ q_t\n"
+        )
+    )
+    forward = derive(grows)
+    assert "may be positive" in explain(grows, forward, backward(forward)).stability[0]
+
+
+def test_the_schedule_is_quoted_where_given() -> None:
+    text = str(explained("gla", schedule=["prep: 3 ops", "walk: forward, V split"], proof=False))
+    assert section(text, "schedule") == "schedule\n  prep: 3 ops\n  walk: forward, V split"
+    assert "schedule" not in str(explained("gla", proof=False))
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_latex_is_ascii_and_has_four_parts(name: str) -> None:
+    text = explained(name).to_latex()
+    assert text.isascii()
+    assert text.count(r"\begin{align*}") == text.count(r"\end{align*}") == 4
