@@ -7,7 +7,8 @@ that no K-wide multiplication is done where a scalar one will do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -38,7 +39,8 @@ from linalg_dsl.algebra.expr import (
     show_shape,
     transpose,
 )
-from linalg_dsl.algebra.rules import Word, distribute_product, is_matrix, is_small, split_number, total
+from linalg_dsl.algebra.rules import Word, distribute_product, is_matrix, is_small, total
+from linalg_dsl.algebra.traverse import commutative_key
 from linalg_dsl.errors import DslError, InternalError
 
 
@@ -113,7 +115,7 @@ class Normaliser:
             case Number(value):
                 return Factors(value)
             case Symbol():
-                return self._atom(expr)
+                return split_factors(expr)
             case Sum(terms):
                 return self._sum(terms)
             case Product():
@@ -126,7 +128,7 @@ class Normaliser:
             case Quotient(top, bottom):
                 return self._quotient(top, bottom)
             case Power(base, exponent):
-                return self._atom(power(self.normal(base), self.normal(exponent)))
+                return split_factors(power(self.normal(base), self.normal(exponent)))
             case Transpose(arg):
                 return self.factors(flip(arg))
             case Call(function, args):
@@ -134,17 +136,8 @@ class Normaliser:
             case _:
                 raise InternalError(f"{type(expr).__name__} of shape {expr.shape} is not a token expression")
 
-    def _atom(self, expr: Expr) -> Factors:
-        if isinstance(expr, Number):
-            return Factors(expr.value)
-        return Factors(scalars=(expr,)) if expr.is_scalar else Factors(vectors=(expr,))
-
     def _sum(self, terms: Iterable[Expr]) -> Factors:
-        whole = total(self.normal(t) for t in terms)
-        if isinstance(whole, Sum):
-            return self._atom(whole)
-        coefficient, rest = split_number(whole)
-        return self._atom(rest) * Factors(coefficient) if coefficient != 1 else self._atom(whole)
+        return split_factors(collected([self.normal(t) for t in terms]))
 
     def _product(self, expr: Product) -> Factors:
         pieces = [p for w in distribute_product(expr, _never) for p in self.pieces(w)]
@@ -182,7 +175,7 @@ class Normaliser:
                     return self._dot(found, Factors())
                 return Factors(found.coefficient, (*found.scalars, call("sum", (found.vector,))))
             case _:
-                return self._atom(call(function, [self.normal(a) for a in args]))
+                return split_factors(call(function, [self.normal(a) for a in args]))
 
     def _dot(self, x: Factors, y: Factors) -> Factors:
         """Scalars in front; the elementwise factors are shared out between the two sides."""
@@ -329,6 +322,71 @@ class Normaliser:
         if not rest:
             return mul((*scalars, picked))
         return mul((*scalars, transpose(mul((transpose(picked), *rest)))))
+
+
+def split_factors(expr: Expr) -> Factors:
+    """The factors of an expression that is in normal form already."""
+    match expr:
+        case Number(value):
+            return Factors(value)
+        case Product(factors) | Hadamard(factors):
+            found = Factors()
+            for factor in factors:
+                found = found * split_factors(factor)
+            return found
+        case _:
+            return Factors(scalars=(expr,)) if expr.is_scalar else Factors(vectors=(expr,))
+
+
+def factored(terms: Sequence[Expr]) -> tuple[Factors, Expr]:
+    """A sum of terms in normal form as common factors times the rest: β k + β p is β (k + p)."""
+    parts = [split_factors(t) for t in terms]
+    common = common_factors(parts)
+    return common, total(divided(p, common).expr for p in parts)
+
+
+def collected(terms: Sequence[Expr]) -> Expr:
+    """The sum of terms in normal form, with common factors taken out; 0 of none."""
+    whole = total(terms)
+    if not isinstance(whole, Sum):
+        return whole
+    common, rest = factored(whole.terms)
+    return (common * split_factors(rest)).expr
+
+
+def common_factors(parts: Sequence[Factors]) -> Factors:
+    """The scalars and vectors that all parts have, and -1 where all are negative."""
+
+    def shared(lists: Sequence[tuple[Expr, ...]]) -> tuple[Expr, ...]:
+        counts = Counter(commutative_key(e) for e in lists[0])
+        for others in lists[1:]:
+            counts &= Counter(commutative_key(e) for e in others)
+        return _take(lists[0], counts)[0]
+
+    sign = Fraction(-1 if all(p.coefficient < 0 for p in parts) else 1)
+    return Factors(sign, shared([p.scalars for p in parts]), shared([p.vectors for p in parts]))
+
+
+def divided(factors: Factors, taken: Factors) -> Factors:
+    """The factors without those of ``taken``, all of which must be there."""
+    scalars, vectors = (Counter(commutative_key(e) for e in x) for x in (taken.scalars, taken.vectors))
+    return Factors(
+        factors.coefficient / taken.coefficient,
+        _take(factors.scalars, scalars)[1],
+        _take(factors.vectors, vectors)[1],
+    )
+
+
+def _take(exprs: Iterable[Expr], counts: Counter[str]) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+    """Splits expressions into those counted (each as often as counted) and the others."""
+    left_over = Counter(counts)
+    taken: list[Expr] = []
+    kept: list[Expr] = []
+    for expr in exprs:
+        key = commutative_key(expr)
+        (taken if left_over[key] > 0 else kept).append(expr)
+        left_over[key] -= 1
+    return tuple(taken), tuple(kept)
 
 
 def flip(expr: Expr) -> Expr:

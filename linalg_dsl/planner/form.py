@@ -47,8 +47,8 @@ class Decay:
 class Read:
     """One read of the state: ``gate o scale * (S^T query)``.
 
-    inclusive reads S_t, exclusive S_{t-1}, decayed D_t o S_{t-1}. ``scale`` is a product of consts and
-    numbers (a run-time float of the kernels); ``gate`` is a column [V] or None.
+    inclusive reads S_t, exclusive S_{t-1}, decayed D_t o S_{t-1}. ``scale`` is made of consts, the
+    sizes K and V, and numbers (a run-time float of the kernels); ``gate`` is a column [V] or None.
     """
 
     kind: ReadKind

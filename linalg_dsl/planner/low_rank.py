@@ -8,14 +8,13 @@ on a write. Of the possible groupings the one with the fewest columns is taken.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import product
 from typing import Literal
 
-from linalg_dsl.algebra.expr import ONE, ZERO, Expr, Number, Product, mul
-from linalg_dsl.algebra.normalise import Factors
+from linalg_dsl.algebra.expr import ZERO, Expr, mul
+from linalg_dsl.algebra.normalise import Factors, collected, divided, factored, split_factors
 from linalg_dsl.algebra.rules import total
 from linalg_dsl.algebra.traverse import commutative_key
 from linalg_dsl.planner.linear_map import RankOne
@@ -44,21 +43,10 @@ def without(factors: Factors, taken: Factors) -> Factors | None:
     need = Counter(commutative_key(f) for f in (*taken.scalars, *taken.vectors))
     if need - have:
         return None
-    left_over = Counter(need)
-
-    def strike(parts: Iterable[Expr]) -> tuple[Expr, ...]:
-        kept = []
-        for part in parts:
-            if left_over[commutative_key(part)] > 0:
-                left_over[commutative_key(part)] -= 1
-            else:
-                kept.append(part)
-        return tuple(kept)
-
-    coefficient = factors.coefficient / taken.coefficient
-    if coefficient.denominator > max(factors.coefficient.denominator, 1):
+    found = divided(factors, taken)
+    if found.coefficient.denominator > factors.coefficient.denominator:
         return None  # 0.9 S - β k kᵀ S erases the undecayed state, though β could be divided by 0.9
-    return Factors(coefficient, strike(factors.scalars), strike(factors.vectors))
+    return found
 
 
 def read_decayed(erases: Sequence[RankOne], decay: Factors) -> tuple[RankOne, ...] | None:
@@ -106,7 +94,7 @@ def _grouped(
     for entry in (*wrote, *erased):
         left.setdefault(commutative_key(entry.left), entry.left)
     written = tuple(
-        total(mul((e.scalar, e.row)) for e in wrote if commutative_key(e.left) == key) for key in left
+        collected([mul((e.scalar, e.row)) for e in wrote if commutative_key(e.left) == key]) for key in left
     )
     reduced = _combine_erases(erased)
     rows: dict[Key, Expr] = {}
@@ -165,40 +153,6 @@ def _weighted(terms: Sequence[tuple[Expr, Expr]]) -> tuple[Expr, Expr]:
     """``Σ scalar vector`` as common scalar and vector: β k + β p is β (k + p)."""
     if len(terms) == 1:
         return terms[0]
-    common = _common_scalars([s for s, _ in terms])
-    return mul(common), total(mul((_divided(s, common), v)) for s, v in terms)
-
-
-def _scalar_parts(scalar: Expr) -> tuple[Expr, ...]:
-    return scalar.factors if isinstance(scalar, Product) else (scalar,)
-
-
-def _common_scalars(scalars: Sequence[Expr]) -> tuple[Expr, ...]:
-    """Scalars that all the given ones have as factors, and -1 if all are negative."""
-    first = [p for p in _scalar_parts(scalars[0]) if not isinstance(p, Number)]
-    shared = Counter(commutative_key(p) for p in first)
-    for scalar in scalars[1:]:
-        shared &= Counter(commutative_key(p) for p in _scalar_parts(scalar))
-    kept: list[Expr] = []
-    for part in first:
-        if shared[commutative_key(part)] > 0:
-            shared[commutative_key(part)] -= 1
-            kept.append(part)
-    negative = all(_is_negative(s) for s in scalars)
-    return (Number(Fraction(-1)), *kept) if negative else tuple(kept)
-
-
-def _is_negative(scalar: Expr) -> bool:
-    head = _scalar_parts(scalar)[0]
-    return isinstance(head, Number) and head.value < 0
-
-
-def _divided(scalar: Expr, common: Sequence[Expr]) -> Expr:
-    drop = Counter(commutative_key(p) for p in common if not isinstance(p, Number))
-    kept: list[Expr] = [p for p in common if isinstance(p, Number)]  # 1 / -1 is -1
-    for part in _scalar_parts(scalar):
-        if drop[commutative_key(part)] > 0:
-            drop[commutative_key(part)] -= 1
-        else:
-            kept.append(part)
-    return mul(kept) if kept else ONE
+    common, rest = factored([mul(t) for t in terms])
+    whole = common * split_factors(rest)
+    return whole.scalar, whole.vector

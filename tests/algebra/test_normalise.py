@@ -52,6 +52,9 @@ VECTORS = {
     "l2norm(z_t)ᵀ x_t": None,
     "softmax(z_t)ᵀ x_t": None,
     "min(k_t, p_t) + max(beta_t, 0)": "min(k_t, p_t) + max(beta_t, 0)",
+    "beta_t k_t + beta_t p_t": "beta_t (k_t + p_t)",
+    "beta_t (k_t ⊙ a_t) - p_t ⊙ k_t": "k_t ⊙ (beta_t a_t - p_t)",
+    "k_t ⊙ p_t - p_t": "p_t ⊙ (k_t - 1)",
     "k_t^2 ⊙ p_t": "k_t^2 ⊙ p_t",
 }
 

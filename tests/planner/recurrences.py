@@ -177,7 +177,7 @@ OTHERS = {
         " + beta_{t,1} k_{t,1} v_{t,1}ᵀ) + beta_{t,2} k_{t,2} v_{t,2}ᵀ",
         ["k_{t,1}", "k_{t,2}"],
         ["beta_{t,1} v_{t,1}",
-         "-beta_{t,2} beta_{t,1} dot(k_{t,2}, k_{t,1}) v_{t,1} + beta_{t,2} v_{t,2}"],
+         "beta_{t,2} (-beta_{t,1} dot(k_{t,2}, k_{t,1}) v_{t,1} + v_{t,2})"],
         "g_t",
         [["-beta_{t,1}", "0"],
          ["beta_{t,2} beta_{t,1} dot(k_{t,2}, k_{t,1})", "-beta_{t,2}"]],

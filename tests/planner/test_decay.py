@@ -44,6 +44,8 @@ def decay(gate: str) -> Decay:
         ("diag(1 - e_t)", "channel", "log(1 - e_t)"),
         ("diag(1 - e_t ⊙ k_t ⊙ k_t)", "channel", "log(1 - e_t ⊙ k_t^2)"),
         ("(diag(e_t) + mu I)", "channel", "log(e_t + mu)"),
+        ("(diag(f_t) - diag(f_t ⊙ e_t))", "channel", "log(f_t) + log(1 - e_t)"),
+        ("(diag(exp(h_t)) - mu diag(exp(h_t)))", "channel", "log(1 - mu) + h_t"),
         ("diag(0.1 + 0.9 sigmoid(c_t))", "channel", "log(0.1 + 0.9 sigmoid(c_t))"),
         ("diag(exp(h_t)) / (1 + exp(a_t))", "channel", "-softplus(a_t) + h_t"),
         ("2", "scalar", "69314718055994530/100000000000000000"),
