@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.cost import shared_nodes
@@ -33,11 +33,12 @@ LEGEND: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """``left = right``; a note stands behind it."""
+    """``left = right``; a note stands behind it. ``node``: the plan's node that it computes, if any."""
 
     left: str
     right: str
     note: str = ""
+    node: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.left} = {self.right}" + (f"    ({self.note})" if self.note else "")
@@ -91,12 +92,12 @@ class _Writer:
                 self.names.setdefault(i, name)
             else:
                 if i not in self.known:
-                    self.lines.append(Equation(name, self._text(i, _SUM)))
+                    self.lines.append(Equation(name, self._text(i, _SUM), node=i))
                 self.names[i] = name
         for name, i in plan.outputs:  # a value with several names, and leaves that are outputs
             shown = _pretty(name, self.single)
             if self.names.get(i) != shown and not any(e.left == shown for e in self.lines):
-                self.lines.append(Equation(shown, self._text(i, _SUM)))
+                self.lines.append(Equation(shown, self._text(i, _SUM), node=i))
         return tuple(self.lines)
 
     def _name(
@@ -168,7 +169,7 @@ class _Writer:
                     terms += self._weighted(args[m * r + j * r + k], names[j])
                 elif not self._is_zero(args[k * m + j]):
                     terms.append(f"{self._text(args[k * m + j], _ATOM)} {names[j]}")
-            self.lines.append(Equation(names[m + k], _plus(terms)))
+            self.lines.append(Equation(names[m + k], _plus(terms), node=i))
         for j in range(m):
             given = args[2 * m * r + j]
             terms = [] if self._is_zero(given) else [self._text(given, _SUM)]
@@ -184,7 +185,7 @@ class _Writer:
                     if turned
                     else "solved from the first token: the scores are strict"
                 )
-            self.lines.append(Equation(names[j], _plus(terms), note))
+            self.lines.append(Equation(names[j], _plus(terms), note, i))
 
     def _weighted(self, coefficient: int, rows: str) -> list[str]:
         """Sigma_ji U_i, with constants folded."""

@@ -12,6 +12,7 @@ from linalg_dsl.planner.canonical import classify
 from linalg_dsl.planner.cost import decode_flops, flops, state_bytes, traffic
 from linalg_dsl.planner.equations import Equation, equations, legend
 from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence
+from linalg_dsl.planner.graph import dependence, serial_depth
 from linalg_dsl.planner.latex import to_latex
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.prove import prove
@@ -83,6 +84,25 @@ class Explanation:
         return equations(self.backward, self.forward)
 
     @property
+    def order(self) -> tuple[str, ...]:
+        """Which values wait for which walk over the chunks."""
+        depth = serial_depth(self.forward)
+        walk = f", {depth} products one behind the other" if depth else ""
+        waits = {
+            (): "for all chunks at once",
+            ("forward",): f"chunk after chunk{walk}",
+            ("reverse",): "from the last chunk to the first",
+            ("forward", "reverse"): "where both states, or values that waited for either, are at hand",
+        }
+        found: dict[tuple[str, ...], list[str]] = {key: [] for key in waits}
+        for plan, lines in ((self.forward, self.forward_equations), (self.backward, self.backward_equations)):
+            directions = dependence(plan)
+            for e in lines:
+                if e.node is not None:
+                    found[tuple(sorted(directions[e.node]))].append(e.left)
+        return tuple(f"{waits[key]}: {', '.join(names)}" for key, names in found.items() if names)
+
+    @property
     def costs(self) -> tuple[str, ...]:
         return _costs(self)
 
@@ -115,6 +135,7 @@ class Explanation:
             (f"form (1): {FORM},  U_t = B_tᵀ {_erased(self.recurrence)}", [_equation(e) for e in self.form]),
             ("one chunk, rows are tokens", [_equation(e) for e in self.forward_equations]),
             ("its gradients", [_equation(e) for e in self.backward_equations]),
+            ("in this order", self.order),
             ("where", legend(made, self.forward)),
             ("proof", self.proof),
             ("costs", self.costs),
@@ -130,8 +151,8 @@ class Explanation:
     def to_latex(self) -> str:
         """The line, form (1) and the chunk equations, one ``align*`` each."""
         groups = [
-            ("The line", [Equation(*line.split(" = ", 1)) for line in self.line]),
-            ("Form (1)", [Equation(*FORM.split(" = ", 1)), *self.form]),
+            ("The line", [_as_equation(line) for line in self.line]),
+            ("Form (1)", [_as_equation(FORM), *self.form]),
             ("One chunk", self.forward_equations),
             ("Its gradients", self.backward_equations),
         ]
@@ -163,6 +184,11 @@ def explain(
     """
     shape = Shape(B, T, H, K, V, chunk_size or DEFAULT_CHUNK)
     return Explanation(canonical, forward, backward, shape, tuple(schedule), proof)
+
+
+def _as_equation(line: str) -> Equation:
+    left, _, right = line.partition(" = ")
+    return Equation(left, right)
 
 
 def _form(rec: Recurrence) -> tuple[Equation, ...]:
