@@ -5,10 +5,15 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from linalg_dsl.algebra import expr as ex
-from linalg_dsl.algebra.expr import Expr, Shape
+from linalg_dsl.algebra.expr import Dim, Expr, Shape
 from linalg_dsl.language.spec import Const, Equation, Input, Interval, RecurrenceSpec, State
 
-K1, V1, KK, KV = ("K", 1), ("V", 1), ("K", "K"), ("K", "V")
+K1: Shape = ("K", 1)
+V1: Shape = ("V", 1)
+KK: Shape = ("K", "K")
+KV: Shape = ("K", "V")
+KNOWN = {ex.SCALAR, K1, V1, KK, KV, *((c, r) for r, c in (K1, V1, KV))}
+"""Shapes of which there are random expressions."""
 INPUTS = (
     Input("q", ("K",)),
     Input("k_tilde", ("K",), unit=True),
@@ -65,19 +70,12 @@ def expressions(draw: st.DrawFn, shape: Shape, depth: int) -> Expr:
         case "scale":
             return ex.mul((draw(scalars), draw(deeper)))
         case "product":
-            inner = draw(st.sampled_from([K1, V1])) if shape in (KV, KK, ex.SCALAR) else (shape[0], shape[0])
-            dim = inner[0] if shape != KV else draw(st.sampled_from(["K", 1]))
-            if shape == ex.SCALAR:
-                factors = [expressions((1, dim), depth - 1), expressions((dim, 1), depth - 1)]
-            elif shape in (K1, KV, KK):
-                factors = (
-                    [expressions((shape[0], dim), depth - 1), expressions((dim, shape[1]), depth - 1)]
-                    if (dim in ("K", 1))
-                    else [expressions(KV, depth - 1), expressions(("V", shape[1]), depth - 1)]
-                )
-            else:
-                factors = [expressions(("V", "K"), depth - 1), expressions(K1, depth - 1)]
-            drawn = [draw(f) for f in factors]
+            middles: list[Dim] = ["K", "V"] if shape == ex.SCALAR else ["K", "V", 1]
+            middle = draw(st.sampled_from(middles))
+            if (shape[0], middle) not in KNOWN or (middle, shape[1]) not in KNOWN:
+                middle = "K"
+            left = draw(expressions((shape[0], middle), depth - 1))
+            drawn = [left, draw(expressions((middle, shape[1]), depth - 1))]
             if draw(st.booleans()):
                 drawn.insert(draw(st.integers(0, 2)), draw(scalars))
             return ex.mul(drawn)
