@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from linalg_dsl.language.spec import RecurrenceSpec as RecurrenceSpec
 
 _LANGUAGE = (
-    "recurrence", "K", "V", "I", "Vectors", "Scalar", "LogGate", "Gate", "Param", "State", "prev", "substeps",
+    "recurrence", "K", "V", "I", "Vectors", "Scalar", "Scalars", "LogGate", "Gate", "Param", "State", "prev",
+    "substeps",
     "outer", "diag", "exp", "log", "sigmoid", "logsigmoid", "softplus", "tanh", "silu", "relu", "elu", "sqrt",
     "rsqrt", "abs", "sign", "min", "max", "clamp", "sum", "dot", "l2norm", "softmax",
 )  # fmt: skip
