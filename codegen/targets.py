@@ -104,7 +104,9 @@ def report(
     TRITON_INTERPRET, where kernels are not compiled.
     """
     place = find_target(target)
-    for launch in launches(text, place, key=key, value=value, dtype=dtype, batch=batch, length=length, heads=heads):
+    for launch in launches(
+        text, place, key=key, value=value, dtype=dtype, batch=batch, length=length, heads=heads
+    ):
         if seen is not None:
             if launch.key + target in seen:
                 continue
@@ -124,10 +126,13 @@ def launches(
     found: list[Launch] = []
     with tempfile.TemporaryDirectory() as folder:
         module = _load(text, Path(folder))
-        module.device_limits = lambda device: (target.units, target.shared, target.backend == "hip")  # type: ignore[attr-defined]
+        limits = (target.units, target.shared, target.backend == "hip")
+        module.device_limits = lambda device: limits  # type: ignore[attr-defined]
 
-        def record(call: Any, kernel: Any, programs: int, tensors: Any, tables: Any, scalars: Any, ratios: Any,
-                   more: Any, warps: int, stages: int) -> None:  # fmt: skip
+        def record(
+            call: Any, kernel: Any, programs: int, tensors: Any, tables: Any, scalars: Any,
+            ratios: Any, more: Any, warps: int, stages: int,
+        ) -> None:  # fmt: skip
             constants = call.constants(kernel, ratios, more)
             values = [*tensors, *tables, *scalars, 16]
             names = [n for n in kernel.arg_names if n not in constants]
@@ -154,7 +159,8 @@ def _load(text: str, folder: Path) -> ModuleType:
     path = folder / "module.py"
     path.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("linalg_dsl_report", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for item in vars(module).values():

@@ -87,7 +87,7 @@ def decayed_score(x, y, w, read):
     By halves: a pair across the middle decays from s to the middle and on to t, both exponents <= 0.
     """
     tokens = w.shape[-2]
-    if tokens <= 16:
+    if tokens <= 8:
         return (x[..., :, None, :] * y[..., None, :, :] * channel_decay(w, read)).sum(-1)
     half = tokens // 2
     (x1, x2), (y1, y2), (w1, w2) = ((z[..., :half, :], z[..., half:, :]) for z in (x, y, w))
@@ -104,7 +104,7 @@ def decayed_score(x, y, w, read):
 def decay_apply(A, z, w, read):
     """[t, K]: sum over s of A_ts z_s times the decay of the pair, by halves as decayed_score."""
     tokens = w.shape[-2]
-    if tokens <= 16:
+    if tokens <= 8:
         return (A[..., None] * channel_decay(w, read) * z[..., None, :, :]).sum(-2)
     half = tokens // 2
     (z1, z2), (w1, w2) = ((x[..., :half, :], x[..., half:, :]) for x in (z, w))
@@ -120,7 +120,7 @@ def decay_apply(A, z, w, read):
 def decay_apply_t(A, z, w, read):
     """[s, K]: sum over t of A_ts z_t times the decay of the pair, by halves as decayed_score."""
     tokens = w.shape[-2]
-    if tokens <= 16:
+    if tokens <= 8:
         return (A[..., None] * channel_decay(w, read) * z[..., :, None, :]).sum(-3)
     half = tokens // 2
     (z1, z2), (w1, w2) = ((x[..., :half, :], x[..., half:, :]) for x in (z, w))
@@ -137,7 +137,7 @@ def pair_gate(A, x, y, w, read):
     """[tau, K]: sum of A_ts x_t y_s times the decay over the pairs whose interval of decay holds tau."""
     tokens = w.shape[-2]
     later = after if read == "exclusive" else since
-    if tokens <= 16:
+    if tokens <= 8:
         pairs = A[..., None] * x[..., :, None, :] * y[..., None, :, :] * channel_decay(w, read)
         return before(later(pairs, -3), -2).diagonal(dim1=-3, dim2=-2).mT
     half = tokens // 2

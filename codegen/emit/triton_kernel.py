@@ -18,7 +18,8 @@ SEGMENT = 8
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "BLOCK", "BLOCKS", "LEVELS", "DOT", "PRECISION", "SOLVE", "SUMS",
-    "SAVE", "STAGES", "HAS_FIRST", "WANT_LAST", "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq",
+    "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST",
+    "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq",
     "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_token", "start", "length", "first_chunk", "chunks",
     "o_t", "o_k", "o_v", "o_s", "m_t", "m_k", "m_v", "m_s", "b_s", "m_level", "level",
     "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound", "first_mark",
@@ -130,10 +131,14 @@ class KernelPrinter:
         body = self._body()
         lines = [*body]
         if kernel.boundary:
-            lines = [*self._boundary_before(), *lines, *self._boundary_after(kernel.boundary)]
+            lines = [
+                *self._boundary_before(),
+                *lines,
+                *self._boundary_after(kernel.boundary),
+            ]
         lines.append(f"{self.state} = {self.out.value(after)}")
         if kernel.boundary and kernel.direction == "forward":
-            lines += self._mark()
+            lines += self._keep_mark()
         shape = ", ".join(self._blocks()[a].length for a in ("K", "V"))
         return render(
             "walk.py.jinja",
@@ -251,47 +256,59 @@ class KernelPrinter:
         return self._pointer(Memory(argument))
 
     def _boundary_before(self) -> list[str]:
-        """The row norms of the state at hand; the reverse walk forms h exactly at every 8th boundary."""
+        """Before the chunk: keep the state and its row norms, or take them up."""
+        every = f"{self._extra('marks')} + (i_ch * H + i_h) * K * V + o_k[:, None] * V + o_v[None, :]"
+        norms = f"{self._extra('norms')} + (i_ch * H + i_h) * K + o_k"
         square = f"tl.sum({self.state} * {self.state}, 1)"
-        vector = "(i_ch * H + i_h) * K + o_k"
         if self.kernel.direction == "forward":
-            return [f"tl.store({self._extra('norms')} + {vector}, tl.sqrt({square}), mask=m_k)"]
-        self.before.append("b_h = tl.zeros((BLOCK,), dtype=tl.float32)")
-        marks = self._extra("marks")
-        self.before.append("first_mark = first_chunk // 8 + i_n")
+            return [
+                "if EXACT:",
+                f"    tl.store({every}, {self.state}, mask=m_s)",
+                "else:",
+                f"    tl.store({norms}, tl.sqrt({square}), mask=m_k)",
+            ]
+        self.before += ["b_h = tl.zeros((BLOCK,), dtype=tl.float32)", "first_mark = first_chunk // 8 + i_n"]
         return [
-            f"if (i_step == 0) | ((i_c + 1) % {SEGMENT} == 0):",
-            f"    p_mark = {marks} + ((first_mark + i_c // {SEGMENT}) * H + i_h) * K * V",
-            "    b_mark = tl.load(p_mark + o_k[:, None] * V + o_v[None, :], mask=m_s, other=0.0)",
-            f"    b_h = tl.sum(b_mark * {self.state}, 1)",
-            f"b_limit = tl.load({self._extra('norms')} + {vector}, mask=m_k, other=0.0) * tl.sqrt({square})",
+            "if EXACT:",
+            f"    b_h = tl.sum(tl.load({every}, mask=m_s, other=0.0) * {self.state}, 1)",
+            "else:",
+            f"    if (i_step == 0) | ((i_c + 1) % {SEGMENT} == 0):",
+            f"        b_h = tl.sum(tl.load({self._mark()}, mask=m_s, other=0.0) * {self.state}, 1)",
+            f"    b_limit = tl.load({norms}, mask=m_k, other=0.0) * tl.sqrt({square})",
         ]
 
     def _boundary_after(self, boundary: Boundary) -> list[str]:
+        """After the chunk's products: the forward walk records, the reverse walk forms the term."""
         pairs = boundary.starts if self.kernel.direction == "forward" else boundary.ends
         sums = " + ".join(f"{self.out.value(x)} * {self.out.value(dx)}" for x, dx in pairs)
-        vector = "(i_ch * H + i_h) * K + o_k"
+        starts = f"{self._extra('starts')} + (i_ch * H + i_h) * K + o_k"
         if self.kernel.direction == "forward":
-            return [f"tl.store({self._extra('starts')} + {vector}, tl.sum({sums}, 0), mask=m_k)"]
+            return ["if not EXACT:", f"    tl.store({starts}, tl.sum({sums}, 0), mask=m_k)"]
         total = self.out.value(boundary.total)
-        memory = self.memory[boundary.node]
+        result = f"{self._pointer(self.memory[boundary.node])} + (i_ch * H + i_h) * K + o_k"
         return [
-            f"b_limit = tl.where({total} > 0, b_limit * {total}, 0.0)",
-            "# Cauchy-Schwarz: without this bound no digit is right under strong gates",
-            f"b_bound = tl.minimum(tl.maximum(b_h - tl.sum({sums}, 0), -b_limit), b_limit)",
-            f"tl.store({self._pointer(memory)} + {vector}, b_bound, mask=m_k)",
-            f"b_h = b_bound + tl.load({self._extra('starts')} + {vector}, mask=m_k, other=0.0)",
+            "if EXACT:",
+            f"    tl.store({result}, {total} * b_h, mask=m_k)",
+            "else:",
+            f"    b_limit = tl.where({total} > 0, b_limit * {total}, 0.0)",
+            "    # Cauchy-Schwarz: without this bound no digit is right under strong gates",
+            f"    b_bound = tl.minimum(tl.maximum(b_h - tl.sum({sums}, 0), -b_limit), b_limit)",
+            f"    tl.store({result}, b_bound, mask=m_k)",
+            f"    b_h = b_bound + tl.load({starts}, mask=m_k, other=0.0)",
         ]
 
-    def _mark(self) -> list[str]:
+    def _keep_mark(self) -> list[str]:
         """The state at every 8th boundary and at the end, for the reverse walk."""
-        marks = self._extra("marks")
         self.before.append("first_mark = first_chunk // 8 + i_n")
         return [
-            f"if (i_c + 1 == chunks) | ((i_c + 1) % {SEGMENT} == 0):",
-            f"    p_mark = {marks} + ((first_mark + i_c // {SEGMENT}) * H + i_h) * K * V",
-            f"    tl.store(p_mark + o_k[:, None] * V + o_v[None, :], {self.state}, mask=m_s)",
+            "if not EXACT:",
+            f"    if (i_c + 1 == chunks) | ((i_c + 1) % {SEGMENT} == 0):",
+            f"        tl.store({self._mark()}, {self.state}, mask=m_s)",
         ]
+
+    def _mark(self) -> str:
+        place = f"((first_mark + i_c // {SEGMENT}) * H + i_h) * K * V"
+        return f"{self._extra('marks')} + {place} + o_k[:, None] * V + o_v[None, :]"
 
     # -- tiles ----------------------------------------------------------------------------------------
     def _blocks(self) -> dict[str, Tile]:
@@ -315,6 +332,7 @@ class KernelPrinter:
         if self.kernel.family == "walk":
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
         optional = [c for c in ("LEVELS", "DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if _uses(used, c)]
+        optional += ["EXACT"] if self.kernel.boundary else []
         return (*shape, *optional, *self.ratios)
 
     def _needs_zero(self) -> frozenset[int]:

@@ -70,6 +70,7 @@ class TritonModule:
     decay: str
     erase: bool
     segment: int
+    exact: bool
     table: tuple[str, ...]
 
 
@@ -87,7 +88,9 @@ def emit_triton(
     depends on nothing but the arguments and this package's version.
     """
     if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
-        raise ArgumentError(f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}")
+        raise ArgumentError(
+            f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}"
+        )
     return _Emitter(canonical, schedule(forward, backward), chunk_size).run()
 
 
@@ -101,9 +104,11 @@ class _Emitter:
         self.consts = run_time_consts(self.spec, plan.plan)
         self.counts = {i.name: row_count(i, dict(canonical.consts)) for i in self.spec.inputs}
         names = Names(
-            reserved=("call", "tensors", "consts", "cu_seqlens", "dry", "save", "residuals", "initial_state",
-                      "final_state", "output_final_state", "d_o", "d_state", "d_final_state", "d_initial_state",
-                      "norms", "starts", "marks")
+            reserved=(
+                "call", "tensors", "consts", "cu_seqlens", "dry", "save", "residuals",
+                "initial_state", "final_state", "output_final_state",
+                "d_o", "d_state", "d_final_state", "d_initial_state", "norms", "starts", "marks",
+            )
         )  # fmt: skip
         self.inputs = {i.name: names.unique(i.name) for i in self.spec.inputs}
         self.const_args = {c: names.unique(c) for c in self.consts}
@@ -123,12 +128,12 @@ class _Emitter:
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
         key, value = axis_source(spec, "K"), axis_source(spec, "V")
         saved = [b for b in plan.buffers if b.saved]
-        boundary = any(k.boundary for k in plan.backward)
-        extra = [
+        boundary = next((k.boundary for k in plan.backward if k.boundary), None)
+        extra = (
+            "marks = call.marks()",
             'norms = call.buffer("K", False)',
             'starts = call.buffer("K", False)',
-            "marks = call.marks()",
-        ]
+        )
         used = frozenset().union(*(p.library for p in printed.values()))
         return render(
             "triton_module.py.jinja",
@@ -150,13 +155,19 @@ class _Emitter:
                 output=self.output,
                 output_like=output_like(spec),
                 cotangent=self.cotangent,
-                forward_buffers=tuple(self._allocation(b.node) for b in plan.buffers if self._made_forward(b.node)),
+                forward_buffers=tuple(
+                    self._allocation(b.node) for b in plan.buffers if self._made_forward(b.node)
+                ),
                 forward_launches=tuple(self._launch(printed[k.name]) for k in plan.forward),
                 residuals=", ".join(self.buffers[b.node] for b in saved),
                 residual_count=len(saved),
                 backward_buffers=(
                     *(self._allocation(b.node) for b in plan.buffers if not self._made_forward(b.node)),
-                    *(f"{d} = call.gradient({self.order[i]})" for i, d in self.gradients.items() if self._has_gradient(i)),
+                    *(
+                        f"{d} = call.gradient({self.order[i]})"
+                        for i, d in self.gradients.items()
+                        if self._has_gradient(i)
+                    ),
                     *(extra if boundary else ()),
                 ),
                 backward_launches=tuple(self._launch(printed[k.name]) for k in plan.backward),
@@ -174,6 +185,7 @@ class _Emitter:
                 decay=repr(self.rec.decay.kind),
                 erase=bool(self.rec.erase),
                 segment=SEGMENT,
+                exact=bool(boundary and boundary.exact),
                 table=table_functions(),
             ),
         )
@@ -202,11 +214,15 @@ class _Emitter:
                 out[n] = Memory(self.output)
                 continue
             name, _, row_text = result.removeprefix("d_").partition("[")
-            out[n] = Memory(self.gradients[name], None, self.counts[name] or 1, int(row_text.rstrip("]") or 0))
+            out[n] = Memory(
+                self.gradients[name], None, self.counts[name] or 1, int(row_text.rstrip("]") or 0)
+            )
         return out
 
     def _dims(self, decl: Input) -> tuple[str | int, ...]:
-        return tuple(d if d in ("K", "V") or isinstance(d, int) else self.counts[decl.name] for d in decl.dims)
+        return tuple(
+            d if d in ("K", "V") or isinstance(d, int) else self.counts[decl.name] for d in decl.dims
+        )
 
     def _allocation(self, n: int) -> str:
         b = next(b for b in self.plan.buffers if b.node == n)
@@ -288,7 +304,10 @@ def _library() -> tuple[Mapping[str, str], Mapping[str, tuple[str, ...]]]:
         name: tuple(
             n.func.id
             for n in ast.walk(ast.parse(source))
-            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in functions and n.func.id != name
+            if isinstance(n, ast.Call)
+            and isinstance(n.func, ast.Name)
+            and n.func.id in functions
+            and n.func.id != name
         )
         for name, source in functions.items()
     }

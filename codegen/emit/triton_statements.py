@@ -35,9 +35,11 @@ _UNARY = {
 }
 _ZERO_AT_ZERO = frozenset({"tanh", "silu", "relu", "elu", "sqrt", "abs", "sign"})
 _LIBRARY = frozenset({"softplus", "tanh", "expm1", "sign", "step", "power"})
-_PREFIX = {"score": "a", "decayed_score": "a", "mask": "a", "pairs_decay": "decay", "read": "y", "apply": "y",
-           "apply_t": "y", "from_start": "since_start", "to_end": "until_end", "total": "decay_chunk",
-           "write": "s_add", "span_sum": "dw", "gate_sum": "dw", "sum": "total", "ut_transform": "ut"}  # fmt: skip
+_PREFIX = {
+    "score": "a", "decayed_score": "a", "mask": "a", "pairs_decay": "decay", "read": "y", "apply": "y",
+    "apply_t": "y", "from_start": "since_start", "to_end": "until_end", "total": "decay_chunk",
+    "write": "s_add", "span_sum": "dw", "gate_sum": "dw", "sum": "total", "ut_transform": "ut",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

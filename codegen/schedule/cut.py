@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from linalg_dsl.codegen.schedule.boundary import with_boundary
 from linalg_dsl.codegen.schedule.kernel_plan import (
     Axis,
     Boundary,
@@ -21,7 +22,7 @@ from linalg_dsl.codegen.schedule.kernel_plan import (
 )
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import OPS, contracted_axes
-from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
+from linalg_dsl.planner.plan import ChunkPlan
 
 _LEAVES = ("input", "param", "const", "number", "cotangent")
 _SIZES = {"t": 1.0, "s": 32.0, "K": 128.0, "V": 128.0}
@@ -39,7 +40,7 @@ _RECOMPUTE_IF_WITHIN = 1.25
 
 def cut(plan: ChunkPlan) -> KernelPlan:
     """The kernels of a lowered plan (forward, and backward if the plan has gradients)."""
-    plan, boundary = _with_boundary(plan)
+    plan, boundary = with_boundary(plan)
     return _Cut(plan, boundary).run()
 
 
@@ -552,39 +553,6 @@ class _Phase:
             draft.walk.prep.add(n)
         elif n not in self.cut.savable:
             raise InternalError(f"nothing writes %{n} ({self.nodes[n].op}) for a later kernel")
-
-
-def _with_boundary(plan: ChunkPlan) -> tuple[ChunkPlan, Boundary | None]:
-    """Finds the boundary term and the pairs that carry it, adding the cotangents that are missing."""
-    sites = [i for i, n in enumerate(plan.nodes) if n.op == "boundary_gate"]
-    if not sites:
-        return plan, None
-    if len(sites) > 1:
-        raise InternalError("one decay per state until several states are supported")
-    builder = PlanBuilder(plan.nodes)
-    state, cotangent, w = plan.nodes[sites[0]].args
-    after = {direction: node for _, direction, _, node in plan.carries}
-
-    def pairs(root: int, other: int) -> tuple[tuple[int, int], ...]:
-        found = []
-        for x, z in _writes(plan.nodes, root):
-            found.append((x, builder.read(z, other, con="V")))
-        return tuple(found)
-
-    starts, ends = pairs(after["reverse"], state), pairs(after["forward"], cotangent)
-    total = builder.add_node("total", (w,), builder.axes(w)[1:])
-    whole = ChunkPlan(plan.name, tuple(builder.nodes), plan.carries, plan.outputs)
-    return whole, Boundary(sites[0], starts, ends, total)
-
-
-def _writes(nodes: tuple[Node, ...], root: int) -> list[tuple[int, int]]:
-    """The (x, z) of every x^T z that a new state sums up."""
-    node = nodes[root]
-    if node.op == "write":
-        return [(node.args[0], node.args[1])]
-    if node.op in ("add", "mul"):
-        return [pair for a in node.args for pair in _writes(nodes, a)]
-    return []
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -31,14 +31,17 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """How the gate gradient's boundary term Lambda_{C<-0} o sum_V S_0 o dS_C is carried over chunks.
+    """How the gate gradient's boundary term Lambda_{C<-0} o sum_V S_0 o dS_C is formed.
 
-    The forward K-split walk records, per chunk, sum_t x o dx of ``starts`` (pairs x, dx) and the row
-    norms of S_0, and S itself at every 8th boundary; the reverse one forms h = sum_V S o dS there,
-    b = clamp(h - sum_s y o dy) over ``ends``, and hands h = b + sum_t x o dx on.
+    Exactly: the forward K-split walk keeps S at every chunk start, the reverse one multiplies; ``exact``
+    says that nothing less will do. Or carried: the forward walk records, per chunk, sum_t x o dx of
+    ``starts`` (pairs x, dx) and the row norms of S_0, and S itself at every 8th boundary; the reverse one
+    forms h = sum_V S o dS there, b = clamp(h - sum_s y o dy) over ``ends``, and hands
+    h = b + sum_t x o dx on. Kernels have both ways; the launcher chooses.
     """
 
     node: int
+    exact: bool
     starts: tuple[tuple[int, int], ...]
     ends: tuple[tuple[int, int], ...]
     total: int

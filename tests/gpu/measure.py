@@ -1,0 +1,319 @@
+"""Errors and times of the catalogue's Triton kernels on the GPU at hand.
+
+python tests/gpu/measure.py check [--names a,b] [--jobs 8]    errors against the float64 step loop
+python tests/gpu/measure.py bench [--names a,b]               times, beside fla-core where it is installed
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import multiprocessing
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SMALL = {"B": 2, "T": 1000, "H": 3, "K": 100, "V": 60}
+TRAIN = {"B": 8, "T": 2048, "H": 16, "K": 128, "V": 128}
+LIMITS = {"bfloat16": (1e-2, 2e-2), "float16": (1e-2, 2e-2), "float32": (5e-5, 5e-5)}
+
+
+def pipeline(name: str) -> tuple[Any, Any, str]:
+    """(spec, canonical form, Triton module text) of a catalogue entry."""
+    from importlib.resources import files
+
+    from linalg_dsl.codegen.emit.triton_module import emit_triton
+    from linalg_dsl.language.parser import parse
+    from linalg_dsl.planner.adjoint import backward
+    from linalg_dsl.planner.canonical import canonicalise
+    from linalg_dsl.planner.chunkwise import derive
+
+    text = (files("linalg_dsl.ops.catalogue") / f"{name}.rec").read_text(encoding="utf-8")
+    spec = parse(text, name)
+    canonical = canonicalise(spec)
+    forward = derive(canonical)
+    return spec, canonical, emit_triton(canonical, forward, backward(forward))
+
+
+def load(name: str, text: str) -> Any:
+    import importlib.util
+    import pathlib
+    import tempfile
+
+    folder = pathlib.Path(tempfile.gettempdir()) / "linalg_dsl_measure"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.py"
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+    found = importlib.util.spec_from_file_location(f"measure_{name}", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def operands(
+    spec: Any, module: Any, dtype: str, shape: Mapping[str, int], gates: str
+) -> tuple[Any, Any, Any]:
+    import torch
+
+    from linalg_dsl.ops.draw import draw, draw_state
+    from linalg_dsl.ops.reference import const_values
+
+    kind = getattr(torch, dtype)
+    tensors = draw(spec, **shape, dtype=torch.float64, gates=gates)  # type: ignore[arg-type]
+    narrow = {}
+    for decl in spec.inputs:
+        wide = "K" in decl.dims or "V" in decl.dims
+        gate = decl.kind != "plain"
+        narrow[decl.name] = tensors[decl.name].to("cuda", torch.float32 if gate or not wide else kind)
+    (state,) = draw_state(spec, shape["B"], shape["H"], shape["K"], shape["V"], dtype=torch.float32)
+    consts = const_values(spec, {"K": shape["K"], "V": shape["V"]}, {})
+    return narrow, state.cuda(), tuple(float(consts[c]) for c in module.CONSTS)
+
+
+def check(
+    name: str, dtype: str, shape: Mapping[str, int], gates: str, heads: Sequence[int] | None
+) -> dict[str, Any]:
+    """Worst errors per tensor; ``heads`` limits the reference to some heads (they are independent)."""
+    import torch
+
+    from linalg_dsl.ops.reference import reference
+
+    spec, _, text = pipeline(name)
+    module = load(name, text)
+    tensors, state, consts = operands(spec, module, dtype, shape, gates)
+    values = tuple(t.contiguous() for t in tensors.values())
+    torch.manual_seed(1)
+    b, t, h, v = shape["B"], shape["T"], shape["H"], shape["V"]
+    start = time.perf_counter()
+    o, final, residuals = module.forward(values, state, consts, None, True, True)
+    d_o = torch.randn((b, t, h, v), device="cuda").to(o.dtype)
+    d_state = torch.randn_like(final)
+    grads, d_initial = module.backward(values, state, consts, None, residuals, d_o, d_state)
+    torch.cuda.synchronize()
+    first = time.perf_counter() - start
+    again, final2, residuals2 = module.forward(values, state, consts, None, True, True)
+    grads2, _ = module.backward(values, state, consts, None, residuals2, d_o, d_state)
+    same = torch.equal(o, again) and torch.equal(final, final2)
+    same = same and all(a is None or torch.equal(a, c) for a, c in zip(grads, grads2, strict=True))
+
+    pick = list(range(h)) if heads is None else list(heads)
+    wanted = {}
+    for decl, x in zip(spec.inputs, values, strict=True):
+        part = x[:, :, pick] if decl.timed else x[pick]
+        wanted[decl.name] = part.double().requires_grad_()
+    s0 = state[:, pick].double().requires_grad_()
+    ro, rs = reference(spec, wanted, initial_state=s0, output_final_state=True)
+    loss = (ro * d_o[:, :, pick].double()).sum() + (rs * d_state[:, pick].double()).sum()
+    expected = torch.autograd.grad(loss, [*wanted.values(), s0], allow_unused=True)
+    pairs = {
+        "o": (o[:, :, pick], ro),
+        "state": (final[:, pick], rs),
+        "d_initial": (d_initial[:, pick], expected[-1]),
+    }
+    for decl, got, want in zip(spec.inputs, grads, expected[:-1], strict=True):
+        if got is not None:
+            pairs[f"d_{decl.name}"] = (got[:, :, pick] if decl.timed else got[pick], want)
+    errors = {}
+    largest = max(float(w.norm()) for n, (_, w) in pairs.items() if n.startswith("d_"))
+    for key, (got, want) in pairs.items():
+        d = got.double() - want.detach()
+        scale = max(float(want.norm()), 1e-6 * largest if key.startswith("d_") else 0.0)
+        top = float(want.abs().max())
+        errors[key] = (float(d.norm()) / scale, float(d.abs().max()) / max(top, 1e-30))
+    return {"errors": errors, "same": same, "first": first}
+
+
+def one_check(job: tuple[str, str, str, str]) -> str:
+    name, dtype, size, gates = job
+    shape = SMALL if size == "small" else TRAIN
+    try:
+        found = check(name, dtype, shape, gates, None if size == "small" else [5])
+    except Exception:
+        return f"FAIL {name:18s} {dtype:9s} {size:6s} {gates}\n{traceback.format_exc()[-1500:]}"
+    low, high = LIMITS[dtype]
+    bad = [k for k, (norm, _) in found["errors"].items() if not norm < (high if k.startswith("d_") else low)]
+    cells = " ".join(f"{k} {a:.1e}/{m:.1e}" for k, (a, m) in found["errors"].items())
+    verdict = "ok  " if not bad and found["same"] else "FAIL"
+    note = "" if found["same"] else " NOT DETERMINISTIC"
+    head = f"{verdict} {name:18s} {dtype:9s} {size:6s} {gates:6s} {found['first']:5.1f}s"
+    return f"{head} {cells}{note} {','.join(bad)}"
+
+
+def bench(names: Sequence[str], dtype: str, fla: bool) -> None:
+    """Median times of one call, and of each of its kernels; then fla-core's operator."""
+    import torch
+    from triton.testing import do_bench
+
+    for name in names:
+        spec, _, text = pipeline(name)
+        module = load(name, text)
+        tensors, _, consts = operands(spec, module, dtype, TRAIN, "mild")
+        values = tuple(t.contiguous() for t in tensors.values())
+        if fla:
+            peer = fla_times(name, tensors)
+            if peer:
+                print(
+                    f"fla   {name:18s} forward {peer[0]:.3f} ms  forward+backward {peer[1]:.3f} ms",
+                    flush=True,
+                )
+            continue
+        o, _, residuals = module.forward(values, None, consts, None, False, True)
+        d_o = torch.randn_like(o)
+
+        def fwd(m: Any = module, v: Any = values, c: Any = consts, save: bool = False) -> Any:
+            return m.forward(v, None, c, None, False, save)
+
+        def both(f: Any = fwd, m: Any = module, v: Any = values, c: Any = consts, d: Any = d_o) -> None:
+            _, _, residuals = f(save=True)
+            m.backward(v, None, c, None, residuals, d, None)
+
+        kernels = kernel_times(module, both)
+        cells = "  ".join(f"{k.removeprefix(name + '_')} {t:.3f}" for k, t in kernels)
+        print(
+            f"bench {name:18s} forward {do_bench(fwd, return_mode='median'):.3f} ms  "
+            f"forward+backward {do_bench(both, return_mode='median'):.3f} ms   {cells}",
+            flush=True,
+        )
+
+
+def kernel_times(module: Any, run: Any) -> list[tuple[str, float]]:
+    """Median time of every launch of one run, each repeated alone."""
+    from triton.testing import do_bench
+
+    original = module.Call.launch
+    found: list[tuple[str, Any]] = []
+
+    def record(call: Any, kernel: Any, *rest: Any) -> None:
+        original(call, kernel, *rest)
+        found.append((kernel.__name__, lambda: original(call, kernel, *rest)))
+
+    module.Call.launch = record
+    try:
+        run()
+    finally:
+        module.Call.launch = original
+    return [(name, do_bench(again, return_mode="median")) for name, again in found]
+
+
+def fla_times(name: str, tensors: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Forward and forward+backward of fla-core's operator, where it has one and runs it here."""
+    try:
+        call = fla_call(name, {k: t.detach().clone().requires_grad_() for k, t in tensors.items()})
+    except ImportError:
+        return None
+    if call is None:
+        return None
+    import torch
+    from triton.testing import do_bench
+
+    try:
+        with torch.no_grad():
+            call()
+            fwd = do_bench(call, return_mode="median")
+    except Exception as err:
+        print(f"  fla {name} forward: {type(err).__name__}: {str(err)[:120]}", flush=True)
+        return None
+    try:
+        d = torch.randn_like(call())
+
+        def both() -> None:
+            call().backward(d)
+
+        both()
+        return fwd, do_bench(both, return_mode="median")
+    except Exception as err:
+        print(f"  fla {name} backward: {type(err).__name__}: {str(err)[:120]}", flush=True)
+        return fwd, float("nan")
+
+
+def fla_call(name: str, x: Mapping[str, Any]) -> Any:
+    import torch
+
+    low = dict(x)
+    match name:
+        case "linear_attention":
+            from fla.ops.linear_attn import chunk_linear_attn
+
+            return lambda: chunk_linear_attn(low["q"], low["k"], low["v"], normalize=False)[0]
+        case "simple_gla":
+            from fla.ops.simple_gla import chunk_simple_gla
+
+            return lambda: chunk_simple_gla(low["q"], low["k"], low["v"], g=low["g"])[0]
+        case "gla":
+            from fla.ops.gla import chunk_gla
+
+            return lambda: chunk_gla(low["q"], low["k"], low["v"], low["g"])[0]
+        case "rwkv6":
+            from fla.ops.rwkv6 import chunk_rwkv6
+
+            return lambda: chunk_rwkv6(low["r"], low["k"], low["v"], low["w"], low["u"].to(low["r"].dtype))[0]
+        case "delta_rule":
+            from fla.ops.delta_rule import chunk_delta_rule
+
+            return lambda: chunk_delta_rule(low["q"], low["k"], low["v"], low["beta"].to(low["q"].dtype))[0]
+        case "gated_delta_rule":
+            from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+            return lambda: chunk_gated_delta_rule(
+                low["q"], low["k"], low["v"], low["g"], low["beta"].to(low["q"].dtype)
+            )[0]
+        case "kda":
+            from fla.ops.kda import chunk_kda
+
+            return lambda: chunk_kda(low["q"], low["k"], low["v"], low["g"], low["beta"].to(low["q"].dtype))[
+                0
+            ]
+        case "dplr":
+            from fla.ops.generalized_delta_rule.dplr import chunk_dplr_delta_rule
+
+            return lambda: chunk_dplr_delta_rule(
+                low["q"], low["k"], low["v"], low["a"], low["b"], low["g"].to(low["q"].dtype)
+            )[0]
+        case _:
+            return None
+
+
+def main() -> int:
+    from importlib.resources import files
+
+    entries = sorted(
+        p.name[:-4] for p in files("linalg_dsl.ops.catalogue").iterdir() if p.name.endswith(".rec")
+    )
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["check", "bench", "fla"])
+    parser.add_argument("--names", default=",".join(entries))
+    parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--sizes", default="small,train")
+    parser.add_argument("--gates", default="mild")
+    parser.add_argument("--jobs", type=int, default=8)
+    args = parser.parse_args()
+    names = args.names.split(",")
+    if args.what != "check":
+        bench(names, args.dtypes.split(",")[0], args.what == "fla")
+        return 0
+    jobs = [
+        (name, dtype, size, gates)
+        for size in args.sizes.split(",")
+        for dtype in args.dtypes.split(",")
+        for gates in args.gates.split(",")
+        for name in names
+    ]
+    failed = 0
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
+        for line in pool.map(one_check, jobs):
+            failed += line.startswith("FAIL")
+            print(line, flush=True)
+    print(f"{len(jobs) - failed} of {len(jobs)} within the limits", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
