@@ -52,7 +52,7 @@ def run_demo(text: Path | None, folder: Path, output: Output) -> bool:
     sample = text or _readme()
     content = _read(sample)[:LENGTH]
     output.heading(f"5. a run over {sample.name}, {len(content)} bytes through a fixed embedding")
-    backend = "triton" if device == "cuda" else "torch"
+    backend = backends[0]
     compiled = linalg_dsl.compile(spec, backend=backend)
     sizes = {"H": 1, "K": 32, "V": 32}
     report = run_text(compiled, Request(backend, device), content, sizes, output)
