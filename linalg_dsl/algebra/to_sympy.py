@@ -169,7 +169,7 @@ class _Translation:
         if value.is_Rational:
             return Number(Fraction(int(value.p), int(value.q)))
         if value.is_number:
-            return number(float(value))
+            return self._constant(value)
         if value.is_Add:
             return add(self.back(t) for t in sorted(value.args, key=self._place))
         if value.is_Mul:
@@ -188,6 +188,13 @@ class _Translation:
         if self.space.classes.get(name) is not type(value):
             raise _Untranslatable(name)
         return call(name, [self.back(a) for a in value.args])
+
+    def _constant(self, value: Any) -> Expr:
+        """An irrational number: kept as a logarithm where it is one, so that nothing is rounded."""
+        of = self.sympy.exp(value)
+        if of.is_Rational:
+            return call("log", (self.back(of),))
+        return number(float(value))
 
     def _place(self, value: Any) -> tuple[int, str]:
         """Numbers first, then in the order in which the symbols were met."""

@@ -302,10 +302,11 @@ def _record_merge(
 
 
 def _record_reads(rewrites: list[Rewrite], equation: Equation, output: Output, state: State) -> None:
-    if output.split > 1 or any(r.kind == "decayed" for r in output.reads):
-        after = [_show_read(r, state) for r in output.reads] + [show_expr(t) for t in output.token_terms]
+    before = show_expr(equation.value)
+    after = [_show_read(r, state) for r in output.reads] + [show_expr(t) for t in output.token_terms]
+    if _sum(after) != before and (output.split > 1 or any(r.kind == "decayed" for r in output.reads)):
         reason = "reads of the state, and what the token adds by itself"
-        rewrites.append(Rewrite("split the output", show_expr(equation.value), _sum(after), reason))
+        rewrites.append(Rewrite("split the output", before, _sum(after), reason))
 
 
 def _sum(terms: Iterable[str]) -> str:

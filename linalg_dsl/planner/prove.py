@@ -82,7 +82,7 @@ def prove(
                 differing.append(f"{name}{[i + 1 for i in at]}")
     gradients = 0
     if backward is not None:
-        gradients, wrong = _gradients(backward, leaves, sizes, _loss(stepped))
+        gradients, wrong = _gradients(backward, plan, leaves, sizes, _loss(stepped))
         differing += wrong
     return Proof(canonical.spec.name, chunk, K, V, entries, gradients, tuple(differing))
 
@@ -96,11 +96,15 @@ def _loss(stepped: dict[str, Matrix]) -> Value:
     return loss
 
 
-def _gradients(plan: ChunkPlan, leaves: Leaves, sizes: dict[str, int], loss: Value) -> tuple[int, list[str]]:
+def _gradients(
+    plan: ChunkPlan, forward: ChunkPlan, leaves: Leaves, sizes: dict[str, int], loss: Value
+) -> tuple[int, list[str]]:
     """How many entries were compared, and those that are no derivative of the loss."""
     made = PlanEntries(plan, leaves, sizes)
     compared, differing = 0, []
-    inputs = {gradient_name(n): n for n in plan.nodes if n.op in ("input", "param")}
+    # an input that is only added to the output is no node of the backward plan
+    nodes_of_inputs = (n for n in (*forward.nodes, *plan.nodes) if n.op in ("input", "param"))
+    inputs = {gradient_name(n): n for n in nodes_of_inputs}
     leaf_of = {name: inputs[name] for name, _ in plan.outputs}
     nodes = dict(plan.outputs)
     for state, direction, leaf, after in plan.carries:

@@ -238,7 +238,7 @@ OTHERS = {
     ),
     "constant_gate": Case(
         "S_t = 0.9 (I - beta_t k_t k_tᵀ) S_{t-1} + beta_t k_t v_tᵀ",
-        ["k_t"], ["beta_t v_t"], "-1053605156578263/10000000000000000", [["-beta_t"]], ["k_t"],
+        ["k_t"], ["beta_t v_t"], "log(0.9)", [["-beta_t"]], ["k_t"],
         kind="scalar gate + rank 1",
     ),
     "normalised_keys": Case(

@@ -13,9 +13,12 @@ from linalg_dsl.language.parser import parse
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.reference import reference
+from linalg_dsl.planner.adjoint import backward
 from linalg_dsl.planner.canonical import canonicalise, classify, verify_canonical
+from linalg_dsl.planner.chunkwise import derive
 from linalg_dsl.planner.evaluate_form import run_form
 from linalg_dsl.planner.form import CanonicalRecurrence, Decay
+from linalg_dsl.planner.prove import prove
 
 HEADER = "input q, k : [K]\ninput v : [V]\ninput g : log gate\ninput h : log gate [K]\n"
 
@@ -50,6 +53,13 @@ def test_form_equals_the_step_loop(name: str, gates: str) -> None:
     expected, end = reference(spec, tensors, initial_state=start, output_final_state=True)
     torch.testing.assert_close(o, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(last, end, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_chunk_form_and_gradients_of_the_form_are_exact(name: str) -> None:
+    canonical = canonicalise(parse(ALL[name].text(name)))
+    forward = derive(canonical)
+    assert prove(canonical, 2, 1, 1, forward, backward(forward)).holds
 
 
 def test_three_orders_of_decay_and_erase_are_three_recurrences() -> None:
