@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.adjoint_rules import RULES, Pick
 from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
@@ -9,6 +11,9 @@ from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
 LAZY = frozenset({"mul", "unary", "maximum", "minimum", "sum"})
 """Ops whose rule may get a cotangent that lacks axes of the result (being the same along them): what they
 hand on has every axis that it must be summed over. For all others the sweep repeats it first."""
+
+SPAN_SUMS = ("span_sum", "gate_sum")
+"""Linear ops dear enough that contributions which went through them are added before, not after."""
 
 
 def gradient_name(leaf: Node) -> str:
@@ -46,6 +51,11 @@ def backward(forward: ChunkPlan, wanted: frozenset[str] | None = None) -> ChunkP
     return b.finish(f"{forward.name}_backward", carries, sweep.gradients(forward))
 
 
+def _adds_up(x: Node, y: Node) -> bool:
+    """Whether x + y is one sum over spans."""
+    return x.op == y.op and x.op in SPAN_SUMS and x.attrs == y.attrs and x.axes == y.axes
+
+
 def _label(leaf: Node) -> str:
     """The gradient's name as an identifier: ``d_k``, ``d_k_0``."""
     return gradient_name(leaf).replace("[", "_").rstrip("]")
@@ -57,7 +67,7 @@ class _Sweep:
     def __init__(self, builder: PlanBuilder, wanted: frozenset[str] | None) -> None:
         self.b = builder
         self.wanted = wanted
-        self.found: dict[tuple[int, int], int] = {}
+        self.found: dict[tuple[int, int], list[int]] = {}
         self.needed = self._needed()
 
     def _needed(self) -> list[bool]:
@@ -75,7 +85,7 @@ class _Sweep:
 
     def whole(self, node: int) -> int | None:
         """The cotangent of a node, with all its axes."""
-        found = self.found.get((node, 0))
+        found = self.cotangent(node)
         return None if found is None else self.b.expand(found, self.b.axes(node))
 
     def gradients(self, forward: ChunkPlan) -> list[tuple[str, int]]:
@@ -90,9 +100,23 @@ class _Sweep:
         b = self.b
         if not self.needed[node] or b.value_of(cotangent) == 0:
             return
+        parts = self.found.setdefault((node, index), [])
         cotangent = b.sum_to(cotangent, b.axes(node))
-        before = self.found.get((node, index))
-        self.found[(node, index)] = cotangent if before is None else b.add(before, cotangent)
+        like = b.nodes[cotangent]
+        for at, part in enumerate(parts):
+            if _adds_up(b.nodes[part], like):
+                whole = b.add(b.nodes[part].args[0], like.args[0])
+                parts[at] = b.add_node(like.op, (whole,), like.axes, **dict(like.attrs))
+                return
+            if like.op not in SPAN_SUMS and b.nodes[part].op not in SPAN_SUMS:
+                parts[at] = b.add(part, cotangent)
+                return
+        parts.append(cotangent)
+
+    def cotangent(self, node: int, index: int = 0) -> int | None:
+        """The sum of what came in."""
+        parts = self.found.get((node, index))
+        return reduce(self.b.add, parts) if parts else None
 
     def visit(self, node: int) -> None:
         """Hands the cotangents of a node on to its operands."""
@@ -101,7 +125,7 @@ class _Sweep:
         results = 1
         if this.op == "solve":
             results = int(str(this.attr("m"))) + int(str(this.attr("r")))
-        cotangents = [self.found.get((node, i)) for i in range(results)]
+        cotangents = [self.cotangent(node, i) for i in range(results)]
         for d in cotangents:
             if d is not None and this.label:
                 b.label(d, f"d_{this.label}")

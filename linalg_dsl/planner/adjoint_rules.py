@@ -105,7 +105,9 @@ def _mask(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequen
 
 
 def _pairs_decay(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
-    return (b.span_sum(b.mul(node, _one(cotangents)), _read_kind(b, node)),)
+    # the interval of a pair s = t is empty, so an inclusive read counts the pairs of a decayed one
+    read = "exclusive" if _read_kind(b, node) == "exclusive" else "decayed"
+    return (b.span_sum(b.mul(node, _one(cotangents)), read),)
 
 
 def _from_start(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:

@@ -112,3 +112,9 @@ def test_backward_of_the_same_plan_is_the_same_plan() -> None:
     forward = derive(CASES[8].canonical)
     assert backward(forward) == backward(derive(CASES[8].canonical))
     assert str(backward(forward)) == str(backward(derive(CASES[8].canonical)))
+
+
+def test_span_sums_of_one_kind_are_taken_once() -> None:
+    plan = backward(derive(next(c for c in CASES if c.name == "gated_delta").canonical))
+    kinds = [n.attrs for n in plan.nodes if n.op in ("span_sum", "gate_sum")]
+    assert len(kinds) == len(set(kinds)) == 3

@@ -40,7 +40,7 @@ def test_gradients_refer_to_forward_values_by_name() -> None:
         "x₂ = do S₀ᵀ",
         "dS₀ = Λ[C←0] ∘ dS_C + (q ∘ Λ[t←0])ᵀ do",
         "dq = (dG^Q ∘ Λ[t←s | s≤t]) k + x₂ ∘ Λ[t←0]",
-        "da = Λ[C←0] ∘ Σ_V(S₀ ∘ dS_C) + Σ_{s<τ}(Λ[C←s] ∘ x₁ ∘ k) + ⟨dG^Q, q, k⟩_τ[t←s | s≤t] "
+        "da = Λ[C←0] ∘ Σ_V(S₀ ∘ dS_C) + ⟨dG^Q, q, k⟩_τ[t←s | s≤t] + Σ_{s<τ}(Λ[C←s] ∘ x₁ ∘ k) "
         "+ Σ_{t≥τ}(Λ[t←0] ∘ x₂ ∘ q)",
     ]
 
