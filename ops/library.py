@@ -163,7 +163,7 @@ class _Registration:
         )
         d_initial = grads[self.count] if has_initial else None
         # an empty list counts as a list of tensors, whose gradient is a list too
-        d_consts = None if ctx.consts else []
+        d_consts: list[Tensor] | None = None if ctx.consts else []
         return (*grads[: self.count], d_initial, d_consts, None, None, None)
 
     def refuse(self, ctx: Any, *grads: Any) -> Any:

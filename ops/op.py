@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -62,6 +62,21 @@ class CompiledOp:
         self.__doc__ = spec.doc or type(self).__doc__
 
     # -- the call -----------------------------------------------------------------------------
+    @overload
+    def __call__(
+        self,
+        *args: Tensor,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        cu_seqlens: Tensor | None = None,
+        cu_seqlens_cpu: Tensor | None = None,
+        max_seqlen: int | None = None,
+        **kwargs: Tensor | float,
+    ) -> Any: ...
+
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
     def __call__(
         self,
         *args: Tensor,
@@ -103,10 +118,10 @@ class CompiledOp:
     def reference(
         self,
         *args: Tensor,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        cu_seqlens: Tensor | None = None,
-        dtype: torch.dtype | None = None,
+        initial_state: Any = None,
+        output_final_state: Any = False,
+        cu_seqlens: Any = None,
+        dtype: Any = None,
         **kwargs: Any,
     ) -> Any:
         """The step-by-step loop of the spec on the same arguments: any dtype, differentiable twice, slow."""

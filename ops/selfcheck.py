@@ -138,5 +138,5 @@ def _error(got: Tensor | None, want: Tensor, scale: float) -> float:
     """Relative L2; a tiny gradient counts against the largest, ``scale``."""
     if got is None:
         return math.inf
-    size = max(want.detach().norm().item(), 1e-6 * scale, 1e-30)
-    return (got.detach().double().cpu() - want.detach()).norm().item() / size
+    size = max(float(want.detach().norm()), 1e-6 * scale, 1e-30)
+    return float((got.detach().double().cpu() - want.detach()).norm()) / size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -75,7 +76,8 @@ def test_torch_compile_of_packed_sequences_and_consts() -> None:
     torch._dynamo.reset()
 
     def model(offsets: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
-        return op(*args, cu_seqlens=offsets, scale=0.5)
+        out: torch.Tensor = op(*args, cu_seqlens=offsets, scale=0.5)
+        return out
 
     fast = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     for bounds in ([0, 3, 20], [0, 0, 9, 30]):
@@ -115,22 +117,23 @@ def test_activation_checkpointing(reentrant: bool) -> None:
     tensors, state = leaves(op, 1, 40, 2, 5, 3)
 
     def model(*x: torch.Tensor) -> torch.Tensor:
-        return op(*x, initial_state=state)
+        out: torch.Tensor = op(*x, initial_state=state)
+        return out
 
-    results = []
-    for run in (model, lambda *x: torch.utils.checkpoint.checkpoint(model, *x, use_reentrant=reentrant)):
-        results.append(
-            torch.autograd.grad(run(*tensors).sum(), tensors) if not reentrant else _backward(run, tensors)
-        )
-    for got, want in zip(*results, strict=True):
+    def checkpointed(*x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.utils.checkpoint.checkpoint(model, *x, use_reentrant=reentrant)
+        return out
+
+    assert len(_gradients(checkpointed, tensors)) == len(tensors)
+    for got, want in zip(_gradients(checkpointed, tensors), _gradients(model, tensors), strict=True):
         assert torch.equal(got, want)
 
 
-def _backward(run, tensors):  # type: ignore[no-untyped-def]
+def _gradients(run: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     for x in tensors:
         x.grad = None
-    run(*tensors).sum().backward()
-    return [x.grad for x in tensors]
+    torch.autograd.backward(run(*tensors).sum())
+    return [x.grad for x in tensors if x.grad is not None]
 
 
 def test_fake_tensors_need_no_data() -> None:
