@@ -1,0 +1,123 @@
+"""The whole planner, line to gradients, against autograd through the step loop of the spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from linalg_dsl.language.parser import parse
+from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops.draw import draw
+from linalg_dsl.ops.reference import reference
+from linalg_dsl.planner.adjoint import backward
+from linalg_dsl.planner.canonical import canonicalise
+from linalg_dsl.planner.chunkwise import derive
+from linalg_dsl.planner.evaluate import run_backward, run_plan
+from linalg_dsl.planner.verify import verify
+
+CATALOGUE = Path(__file__).parents[2] / "ops" / "catalogue"
+ENTRIES = sorted(p.stem for p in CATALOGUE.glob("*.rec"))
+B, H, K, V = 2, 2, 4, 3
+
+
+def check(spec: RecurrenceSpec, gates: str, T: int, chunk: int, seed: int) -> None:
+    """Outputs, final state and every gradient agree to rounding."""
+    tensors = draw(spec, B, T, H, K, V, dtype=torch.float64, seed=seed, gates=gates)
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    start = randn(B, H, K, V)
+    leaves = {n: x.clone().requires_grad_() for n, x in tensors.items()}
+    first = start.clone().requires_grad_()
+    o, final = reference(spec, leaves, initial_state=first, output_final_state=True)
+    assert isinstance(final, Tensor)
+    d_o, d_state = randn(*o.shape), randn(*final.shape)
+    wanted = [*leaves.values(), first]
+    grads = torch.autograd.grad([o, final], wanted, [d_o, d_state], allow_unused=True)
+    expected = dict(zip([*leaves, "initial_state"], grads, strict=True))
+
+    canonical = canonicalise(spec)
+    forward = derive(canonical)
+    reverse = backward(forward)
+    verify(forward)
+    verify(reverse)
+    given_: dict[str, Tensor | float] = {**tensors, "scale": K**-0.5}
+    got_o, got_final = run_plan(forward, given_, start, chunk)
+    got = run_backward(reverse, forward, given_, start, chunk, d_o, d_state)
+    results = {"o": (got_o, o), "final state": (got_final, final)}
+    for name, gradient in expected.items():
+        if gradient is None:
+            assert name not in got or not got[name].any(), name
+            continue
+        results[f"d_{name}"] = (got.get(name, torch.zeros_like(gradient)), gradient)
+    scale = max(float(x.detach().abs().max()) for _, x in results.values())
+    for name, (found, want) in results.items():
+        want = want.detach()
+        error = float((found - want).abs().max())
+        assert error <= 1e-10 * max(float(want.abs().max()), 1e-6 * scale), f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("gates", ["mild", "strong", "resets"])
+@pytest.mark.parametrize("name", ENTRIES)
+def test_catalogue(name: str, gates: str) -> None:
+    spec = parse((CATALOGUE / f"{name}.rec").read_text(encoding="utf-8"))
+    check(spec, gates, T=13, chunk=5, seed=1)
+
+
+DECLARATIONS = """
+input q, r : [K]
+input k, p : [K] unit
+input v, u : [V]
+input g : log gate
+input a : log gate [K]
+input f : gate [K]
+input x, y : scalar
+input beta : scalar in (0, 1)
+param w : [K]
+param gamma : scalar
+const scale = 1 / sqrt(K)
+"""
+GATES = st.sampled_from([
+    "exp(g_t)", "diag(exp(a_t))", "exp(g_t) diag(exp(a_t))", "sigmoid(x_t)^(1/16)", "diag(f_t)",
+    "sigmoid(gamma)", "diag(exp(a_t)) sigmoid(y_t)", "diag(1 - 0.5 beta_t f_t)",
+])  # fmt: skip
+ERASES = st.sampled_from([
+    "beta_t k_t k_tᵀ", "beta_t k_t p_tᵀ", "0.5 p_t p_tᵀ", "x_t p_t (w ⊙ k_t)ᵀ", "tanh(y_t) k_t k_tᵀ",
+    "beta_t l2norm(r_t) l2norm(r_t)ᵀ",
+])  # fmt: skip
+WRITES = st.sampled_from([
+    "k_t v_tᵀ", "beta_t k_t v_tᵀ", "p_t (u_t ⊙ v_t)ᵀ", "diag(f_t) k_t u_tᵀ", "(1 - f_t) v_tᵀ",
+    "x_t r_t softmax(u_t)ᵀ", "k_t tanh(v_t + y_t)ᵀ",
+])  # fmt: skip
+READS = st.sampled_from([
+    "S_tᵀ q_t", "scale S_tᵀ q_t", "S_{t-1}ᵀ q_t", "silu(u_t) ⊙ (S_tᵀ q_t)", "S_tᵀ (q_t - 0.3 p_t)",
+    "scale (S_{t-1} + diag(w) k_t v_tᵀ)ᵀ q_t", "S_tᵀ q_t - S_{t-1}ᵀ r_t", "x_t S_tᵀ q_t + y_t v_t",
+])  # fmt: skip
+
+
+@st.composite
+def updates(choose: st.DrawFn) -> str:
+    """A line of the chunk classes, gates and erases in any order."""
+    erases = choose(st.lists(ERASES, max_size=2))
+    factors = [f"(I - {e})" for e in erases]
+    if choose(st.booleans()):
+        factors.insert(choose(st.integers(0, len(factors))), choose(GATES))
+    past = " ".join([*factors, "S_{t-1}"])
+    if len(erases) == 1 and choose(st.booleans()):
+        gate = choose(GATES)
+        past = f"{gate} S_{{t-1}} - {erases[0]} S_{{t-1}}"
+    return " + ".join([past, *choose(st.lists(WRITES, min_size=1, max_size=2, unique=True))])
+
+
+@given(updates(), READS, st.sampled_from(["mild", "strong", "resets"]), st.integers(1, 9), st.integers(1, 6))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_lines_of_every_chunk_class(update: str, read: str, gates: str, T: int, chunk: int) -> None:
+    spec = parse(f"recurrence drawn\n{DECLARATIONS}\nS_t = {update}\no_t = {read}\n")
+    check(spec, gates, T, chunk, seed=T)
