@@ -162,7 +162,7 @@ def bench(names: Sequence[str], dtype: str, fla: bool) -> None:
                     flush=True,
                 )
             continue
-        o, _, residuals = module.forward(values, None, consts, None, False, True)
+        o, _, _ = module.forward(values, None, consts, None, False, True)
         d_o = torch.randn_like(o)
 
         def fwd(m: Any = module, v: Any = values, c: Any = consts, save: bool = False) -> Any:
@@ -232,8 +232,7 @@ def fla_times(name: str, tensors: Mapping[str, Any]) -> tuple[float, float] | No
 
 
 def fla_call(name: str, x: Mapping[str, Any]) -> Any:
-    import torch
-
+    """A call of fla-core's operator on the same tensors, None where it has none."""
     low = dict(x)
     match name:
         case "linear_attention":
