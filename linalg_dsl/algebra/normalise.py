@@ -7,8 +7,7 @@ that no K-wide multiplication is done where a scalar one will do.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -39,39 +38,9 @@ from linalg_dsl.algebra.expr import (
     show_shape,
     transpose,
 )
-from linalg_dsl.algebra.rules import Word, distribute_product, is_matrix, is_small, total
-from linalg_dsl.algebra.traverse import commutative_key
+from linalg_dsl.algebra.factors import UNIT, Factors, collected, split_factors
+from linalg_dsl.algebra.rules import Word, distribute_product, is_matrix, is_small
 from linalg_dsl.errors import DslError, InternalError
-
-
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """``coefficient * scalars * (v_1 ∘ v_2 ∘ …)``, all parts in normal form."""
-
-    coefficient: Fraction = Fraction(1)
-    scalars: tuple[Expr, ...] = ()
-    vectors: tuple[Expr, ...] = ()
-
-    def __mul__(self, other: Factors) -> Factors:
-        return Factors(
-            self.coefficient * other.coefficient,
-            self.scalars + other.scalars,
-            self.vectors + other.vectors,
-        )
-
-    @property
-    def scalar(self) -> Expr:
-        """The scalar part."""
-        return mul((Number(self.coefficient), *self.scalars))
-
-    @property
-    def vector(self) -> Expr:
-        """The vector part, a column."""
-        return hadamard(self.vectors) if len(self.vectors) > 1 else self.vectors[0]
-
-    @property
-    def expr(self) -> Expr:
-        return mul((self.scalar, self.vector)) if self.vectors else self.scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +48,17 @@ class Piece:
     """A chain in outer form: ``scale * diag(diagonal)``, or ``scale * column rowᵀ``, or a part of it.
 
     With ``column`` or ``row`` set, ``diagonal`` is empty. A piece without any of the three is a scalar
-    (or a multiple of the identity).
+    (or a multiple of the identity), and so is a product that is zero.
     """
 
-    scale: Factors = Factors()
+    scale: Factors = UNIT
     diagonal: tuple[Expr, ...] = ()
     column: tuple[Expr, ...] = ()
     row: tuple[Expr, ...] = ()
+
+    @property
+    def is_zero(self) -> bool:
+        return self.scale.coefficient == 0
 
 
 def _never(_: Expr) -> bool:
@@ -247,9 +220,20 @@ class Normaliser:
                     row += entries.vectors
                 else:
                     diagonal += entries.vectors
-            elif cols == 1:
+                continue
+            if 1 in matrix.shape:
                 found = self.factors(matrix)
                 scale = scale * Factors(found.coefficient, found.scalars)
+                if scale.coefficient == 0:
+                    break
+                if not found.vectors:
+                    raise DslError.single(
+                        "E959",
+                        f"this vector has the same number in every element: {show_shape(matrix.shape)} of "
+                        "a scalar is not supported yet",
+                        matrix.span or word.span,
+                    )
+            if cols == 1:
                 if row:
                     inner = self._dot(Factors(vectors=row), Factors(vectors=found.vectors))
                     scale, row = scale * inner, ()
@@ -260,8 +244,6 @@ class Normaliser:
             elif rows == 1:
                 if row:
                     raise InternalError("two rows beside each other")
-                found = self.factors(matrix)
-                scale = scale * Factors(found.coefficient, found.scalars)
                 row = found.vectors
             else:
                 raise DslError.single(
@@ -270,6 +252,8 @@ class Normaliser:
                     matrix.span or word.span,
                     "diagonal matrices and outer products of vectors are",
                 )
+        if scale.coefficient == 0:
+            return Piece(Factors(Fraction(0)))
         return Piece(scale, diagonal, column, row)
 
     # -- rows -----------------------------------------------------------------------------------
@@ -322,71 +306,6 @@ class Normaliser:
         if not rest:
             return mul((*scalars, picked))
         return mul((*scalars, transpose(mul((transpose(picked), *rest)))))
-
-
-def split_factors(expr: Expr) -> Factors:
-    """The factors of an expression that is in normal form already."""
-    match expr:
-        case Number(value):
-            return Factors(value)
-        case Product(factors) | Hadamard(factors):
-            found = Factors()
-            for factor in factors:
-                found = found * split_factors(factor)
-            return found
-        case _:
-            return Factors(scalars=(expr,)) if expr.is_scalar else Factors(vectors=(expr,))
-
-
-def factored(terms: Sequence[Expr]) -> tuple[Factors, Expr]:
-    """A sum of terms in normal form as common factors times the rest: β k + β p is β (k + p)."""
-    parts = [split_factors(t) for t in terms]
-    common = common_factors(parts)
-    return common, total(divided(p, common).expr for p in parts)
-
-
-def collected(terms: Sequence[Expr]) -> Expr:
-    """The sum of terms in normal form, with common factors taken out; 0 of none."""
-    whole = total(terms)
-    if not isinstance(whole, Sum):
-        return whole
-    common, rest = factored(whole.terms)
-    return (common * split_factors(rest)).expr
-
-
-def common_factors(parts: Sequence[Factors]) -> Factors:
-    """The scalars and vectors that all parts have, and -1 where all are negative."""
-
-    def shared(lists: Sequence[tuple[Expr, ...]]) -> tuple[Expr, ...]:
-        counts = Counter(commutative_key(e) for e in lists[0])
-        for others in lists[1:]:
-            counts &= Counter(commutative_key(e) for e in others)
-        return _take(lists[0], counts)[0]
-
-    sign = Fraction(-1 if all(p.coefficient < 0 for p in parts) else 1)
-    return Factors(sign, shared([p.scalars for p in parts]), shared([p.vectors for p in parts]))
-
-
-def divided(factors: Factors, taken: Factors) -> Factors:
-    """The factors without those of ``taken``, all of which must be there."""
-    scalars, vectors = (Counter(commutative_key(e) for e in x) for x in (taken.scalars, taken.vectors))
-    return Factors(
-        factors.coefficient / taken.coefficient,
-        _take(factors.scalars, scalars)[1],
-        _take(factors.vectors, vectors)[1],
-    )
-
-
-def _take(exprs: Iterable[Expr], counts: Counter[str]) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-    """Splits expressions into those counted (each as often as counted) and the others."""
-    left_over = Counter(counts)
-    taken: list[Expr] = []
-    kept: list[Expr] = []
-    for expr in exprs:
-        key = commutative_key(expr)
-        (taken if left_over[key] > 0 else kept).append(expr)
-        left_over[key] -= 1
-    return tuple(taken), tuple(kept)
 
 
 def flip(expr: Expr) -> Expr:

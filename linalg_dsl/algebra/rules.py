@@ -8,7 +8,7 @@ matrices are spread, so scalars and vectors such as ``1 - f_t`` stay whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -39,7 +39,6 @@ from linalg_dsl.algebra.expr import (
     show_shape,
     transpose,
 )
-from linalg_dsl.algebra.traverse import commutative_key
 from linalg_dsl.errors import DslError, InternalError
 from linalg_dsl.source import Span
 
@@ -314,25 +313,3 @@ def _nonlinear(expr: Expr, opened: Opened) -> DslError:
     return DslError.single(
         "E959", f"{kind} a matrix {show_shape(expr.shape)} is not supported yet", expr.span
     )
-
-
-def total(exprs: Iterable[Expr]) -> Expr:
-    """The sum, with opposite terms cancelled and equal ones (up to the order of factors) counted."""
-    counts: dict[str, tuple[Fraction, Expr]] = {}
-    for expr in exprs:
-        for term in expr.terms if isinstance(expr, Sum) else (expr,):
-            coefficient, rest = split_number(term)
-            before, kept = counts.get(commutative_key(rest), (Fraction(0), rest))
-            counts[commutative_key(rest)] = before + coefficient, kept
-    return add(mul((Number(c), rest)) for c, rest in counts.values() if c != 0)
-
-
-def split_number(expr: Expr) -> tuple[Fraction, Expr]:
-    """The number in front of a term, and the term without it."""
-    match expr:
-        case Number(value):
-            return value, ONE
-        case Product((Number(value), *rest)):
-            return value, mul(rest)
-        case _:
-            return Fraction(1), expr

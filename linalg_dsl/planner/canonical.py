@@ -32,7 +32,8 @@ from linalg_dsl.algebra.expr import (
     mul,
     transpose,
 )
-from linalg_dsl.algebra.normalise import Factors, Normaliser
+from linalg_dsl.algebra.factors import Factors
+from linalg_dsl.algebra.normalise import Normaliser
 from linalg_dsl.algebra.traverse import symbols, walk
 from linalg_dsl.errors import DslError, InternalError
 from linalg_dsl.language.printer import show_expr

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from linalg_dsl.algebra.expr import ZERO, Expr, Number
-from linalg_dsl.algebra.normalise import Factors, Normaliser
-from linalg_dsl.algebra.rules import total
+from linalg_dsl.algebra.factors import Factors, total
+from linalg_dsl.algebra.normalise import Normaliser
 from linalg_dsl.algebra.to_sympy import log_form
 from linalg_dsl.errors import DslError
 from linalg_dsl.language.printer import show_expr

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from linalg_dsl.algebra.expr import Diag, Expr, Symbol
-from linalg_dsl.algebra.normalise import Factors, Normaliser, Piece
+from linalg_dsl.algebra.factors import Factors
+from linalg_dsl.algebra.normalise import Normaliser, Piece
 from linalg_dsl.algebra.rules import Word, distribute
 from linalg_dsl.algebra.traverse import mentions
 from linalg_dsl.errors import DslError
@@ -64,7 +65,9 @@ def linear_map(update: Expr, state: str, normaliser: Normaliser) -> LinearMap:
         for part in normaliser.unroll(word):
             at = state_position(part, test)
             if at is None:
-                writes.append(_write(normaliser.collapse(part), part))
+                piece = normaliser.collapse(part)
+                if not piece.is_zero:
+                    writes.append(_write(piece, part))
                 continue
             before, after = split_at(part, at)
             left = normaliser.collapse(before)
@@ -74,6 +77,8 @@ def linear_map(update: Expr, state: str, normaliser: Normaliser) -> LinearMap:
             if right.diagonal or right.column or right.row:
                 raise _two_sided(part.span) if left.column and right.column else _value_side(after, state)
             scale = left.scale * right.scale
+            if scale.coefficient == 0:
+                continue
             if left.column:
                 erases.append(
                     RankOne(scale, Factors(vectors=left.column), Factors(vectors=left.row), part.span)

@@ -14,8 +14,7 @@ from itertools import product
 from typing import Literal
 
 from linalg_dsl.algebra.expr import ZERO, Expr, mul
-from linalg_dsl.algebra.normalise import Factors, collected, divided, factored, split_factors
-from linalg_dsl.algebra.rules import total
+from linalg_dsl.algebra.factors import Factors, collected, divided, factored, split_factors, total
 from linalg_dsl.algebra.traverse import commutative_key
 from linalg_dsl.planner.linear_map import RankOne
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from linalg_dsl.algebra.expr import ZERO, Expr, Number, Symbol, mul, show_shape, transpose
-from linalg_dsl.algebra.normalise import Factors, Normaliser
-from linalg_dsl.algebra.rules import Word, distribute, total
+from linalg_dsl.algebra.factors import Factors, total
+from linalg_dsl.algebra.normalise import Normaliser
+from linalg_dsl.algebra.rules import Word, distribute
 from linalg_dsl.algebra.traverse import commutative_key, walk
 from linalg_dsl.errors import DslError
 from linalg_dsl.language.spec import Equation
@@ -62,9 +63,13 @@ def read_output(
     for word in words:
         at = state_position(word, test)
         if at is not None:
-            found.append(_one_read(word, at, decay, normaliser, is_fixed))
+            one = _one_read(word, at, decay, normaliser, is_fixed)
+            if one is not None:
+                found.append(one)
             continue
         piece = normaliser.collapse(word)
+        if piece.is_zero:
+            continue
         if not piece.column or piece.row:
             raise DslError.single("E953", "this term of the output is not supported yet", word.span)
         fixed, rest = _split_fixed(piece.scale, is_fixed)
@@ -81,11 +86,16 @@ def read_output(
     return Output(tuple(reads), terms, tuple(inner), len(words))
 
 
-def _one_read(word: Word, at: int, decay: Factors, normaliser: Normaliser, is_fixed: IsFixed) -> _OneRead:
+def _one_read(
+    word: Word, at: int, decay: Factors, normaliser: Normaliser, is_fixed: IsFixed
+) -> _OneRead | None:
+    """The read that a word is; None if it is zero."""
     before, after = split_at(word, at)
     left = normaliser.collapse(before)
     plain = not left.column and not left.row  # else what follows the state need not be one chain
     right = normaliser.collapse(after) if plain else left
+    if left.is_zero or right.is_zero:
+        return None
     if not plain or not right.column or right.row:
         raise DslError.single(
             "E957",

@@ -20,7 +20,8 @@ from linalg_dsl.algebra.expr import (
     number,
     transpose,
 )
-from linalg_dsl.algebra.rules import Word, distribute, gather_diagonals, split_number, total
+from linalg_dsl.algebra.factors import split_number, total
+from linalg_dsl.algebra.rules import Word, distribute, gather_diagonals
 from linalg_dsl.algebra.traverse import commutative_key, mentions, rebuild, symbols, transform
 from linalg_dsl.errors import DslError
 

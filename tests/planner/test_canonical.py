@@ -229,3 +229,25 @@ def test_a_recurrence_reduces_to_its_special_case(general: str, special: str, sa
     x |= {n: -x[n].abs() for n in ("g", "h")} | {"beta": x["beta"].sigmoid()}
     x["k"] = torch.nn.functional.normalize(x["k"], dim=-1)
     torch.testing.assert_close(_run(general, x | same(x)), _run(special, x), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        " + (k_t - k_t) v_tᵀ",
+        " + k_t (v_t - v_t)ᵀ",
+        " + (k_t ⊙ q_t - q_t ⊙ k_t) q_tᵀ S_{t-1}",
+        " + diag(k_t - k_t) S_{t-1}",
+        " + 0 k_t k_tᵀ S_{t-1}",
+    ],
+)
+def test_terms_that_cancel_leave_no_trace(zero: str) -> None:
+    tail = "o_t = S_tᵀ q_t + S_tᵀ (k_t - k_t) + (v_t - v_t) ⊙ (S_tᵀ k_t) + (v_t - v_t)"
+    plain = canonical(f"S_t = exp(g_t) S_{{t-1}} + k_t v_tᵀ\n{READ}").recurrences[0]
+    padded = canonical(f"S_t = exp(g_t) S_{{t-1}} + k_t v_tᵀ{zero}\n{tail}").recurrences[0]
+    assert dataclasses.replace(padded, span=None) == dataclasses.replace(plain, span=None)
+
+
+def test_a_vector_of_equal_elements_is_refused() -> None:
+    with pytest.raises(DslError, match="E959"):
+        canonical("S_t = exp(g_t) S_{t-1} + (1 - k_t + k_t) v_tᵀ" + READ)

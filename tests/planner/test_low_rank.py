@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linalg_dsl.algebra.expr import SCALAR, ZERO, Expr, Symbol, hadamard, mul, number
-from linalg_dsl.algebra.normalise import Factors
+from linalg_dsl.algebra.factors import Factors
 from linalg_dsl.errors import DslError
 from linalg_dsl.language.parser import parse
 from linalg_dsl.language.printer import show_expr

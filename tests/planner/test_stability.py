@@ -23,7 +23,7 @@ from linalg_dsl.algebra.expr import (
     number,
     power,
 )
-from linalg_dsl.algebra.rules import split_number
+from linalg_dsl.algebra.factors import split_number
 from linalg_dsl.algebra.traverse import walk
 from linalg_dsl.language.parser import parse
 from linalg_dsl.language.spec import Interval, RecurrenceSpec
