@@ -150,7 +150,7 @@ class CompiledOp:
     @property
     def plan(self) -> Plan:
         """The derivation and the chunk plans, printable; ``plan.explain(B=, T=, H=, K=, V=)``."""
-        return Plan(self.artefacts(()))
+        return Plan(self.artefacts(()), self.options.chunk_size)
 
     def artefacts(self, consts: Consts = ()) -> Artefacts:
         """Canonical form and chunk plans with these consts fixed."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from linalg_dsl.ops.artefacts import Artefacts
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
+
+if TYPE_CHECKING:
+    from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
+    from linalg_dsl.planner.verdict import Explanation
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,7 @@ class Plan:
     """Canonical form, forward and backward chunk plans of one recurrence."""
 
     artefacts: Artefacts
+    chunk_size: int | None = None
 
     @property
     def canonical(self) -> CanonicalRecurrence:
@@ -28,6 +33,14 @@ class Plan:
     def backward(self) -> ChunkPlan:
         return self.artefacts.backward
 
+    @property
+    def kernels(self) -> KernelPlan:
+        """The kernels that carry out both plans on a GPU."""
+        from linalg_dsl.codegen.schedule.cut import cut
+        from linalg_dsl.codegen.schedule.lower import lower
+
+        return cut(lower(self.forward, self.backward))
+
     def explain(
         self,
         B: int | None = None,
@@ -35,15 +48,27 @@ class Plan:
         H: int | None = None,
         K: int | None = None,
         V: int | None = None,
-    ) -> Any:
-        """Verdict, derivation, chunk equations, costs and stability; sizes make the costs numbers."""
+    ) -> Explanation:
+        """Verdict, derivation, chunk equations, costs, schedule, stability; sizes make the costs totals."""
         from linalg_dsl.planner.verdict import explain
 
-        return explain(self.canonical, self.forward, self.backward, B=B, T=T, H=H, K=K, V=V)
+        schedule = [line.removeprefix("  ") for line in str(self.kernels).splitlines()[1:]]
+        return explain(
+            self.canonical,
+            self.forward,
+            self.backward,
+            B,
+            T,
+            H,
+            K,
+            V,
+            chunk_size=self.chunk_size,
+            schedule=schedule,
+        )
 
     def to_latex(self) -> str:
         """The derivation as LaTeX."""
-        return str(self.explain().to_latex())
+        return self.explain().to_latex()
 
     def __str__(self) -> str:
         return f"{self.forward}\n\n{self.backward}"

@@ -388,3 +388,17 @@ def test_errors_in_generated_code_show_its_lines() -> None:
     module = op.operator("torch").module
     assert module.__file__ is not None
     assert Path(module.__file__).read_text(encoding="utf-8") == op.module_text("torch")
+
+
+def test_the_plan_explains_itself() -> None:
+    text = str(compiled("gated_delta").plan.explain(B=2, T=100, H=4, K=8, V=8))
+    for part in (
+        "scalar gate + rank 1",
+        "S_t = exp(g_t)",
+        "Z = W",
+        "fwd_walk: forward walk, V split",
+        "FLOP",
+    ):
+        assert part in text
+    assert "align" in compiled("gated_delta").plan.to_latex()
+    assert "output o" in str(compiled("gated_delta").plan)
