@@ -51,7 +51,7 @@ def run_form(
 
 
 def _step(rec: Recurrence, state: Tensor, now: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    from linalg_dsl.algebra.evaluate import evaluate
+    from linalg_dsl.planner.evaluate_tokens import evaluate
 
     def value(expr: Expr) -> Tensor:
         return evaluate(expr, _symbols(now))
@@ -112,7 +112,7 @@ def _run_time_numbers(
 ) -> dict[str, float]:
     import torch
 
-    from linalg_dsl.algebra.evaluate import evaluate
+    from linalg_dsl.planner.evaluate_tokens import evaluate
 
     numbers = {name: float(size) for name, size in sizes.items()}
     for const in canonical.spec.consts:

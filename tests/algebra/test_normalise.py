@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from linalg_dsl.algebra.evaluate import evaluate
 from linalg_dsl.algebra.expr import SCALAR, Expr, Symbol, diag, mul, outer, transpose
 from linalg_dsl.algebra.normalise import Normaliser, flip
 from linalg_dsl.algebra.rules import Word, is_small
@@ -12,6 +11,7 @@ from linalg_dsl.language.parser import parse
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.reference import reference
+from linalg_dsl.planner.evaluate_tokens import evaluate
 
 k, p, a = (Symbol(n, ("K", 1)) for n in "kpa")
 v = Symbol("v", ("V", 1))

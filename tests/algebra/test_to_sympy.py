@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from linalg_dsl.algebra.evaluate import evaluate
 from linalg_dsl.algebra.expr import (
     ONE,
     SCALAR,
@@ -25,6 +24,7 @@ from linalg_dsl.algebra.to_sympy import VARIABLE, log_form, unary_derivative
 from linalg_dsl.algebra.traverse import walk
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language.printer import show_expr
+from linalg_dsl.planner.evaluate_tokens import evaluate
 from linalg_dsl.planner.ops import UNARY_FUNCTIONS
 
 g, h, beta = (Symbol(n, SCALAR) for n in ("g", "h", "beta"))

@@ -4,7 +4,6 @@ import pytest
 import torch
 from recurrences import ALL
 
-from linalg_dsl.algebra.evaluate import evaluate
 from linalg_dsl.algebra.expr import SCALAR, Symbol, outer, transpose
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language.parser import parse
@@ -12,6 +11,7 @@ from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.canonical import canonicalise
 from linalg_dsl.planner.evaluate_form import run_form
+from linalg_dsl.planner.evaluate_tokens import evaluate
 
 
 @pytest.mark.parametrize("name", ["rwkv6", "dplr", "rows_delta", "retnet"])

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recurrences import ALL
 
-from linalg_dsl.algebra.evaluate import evaluate
 from linalg_dsl.algebra.expr import (
     SCALAR,
     Expr,
@@ -28,6 +27,7 @@ from linalg_dsl.algebra.traverse import walk
 from linalg_dsl.language.parser import parse
 from linalg_dsl.language.spec import Interval, RecurrenceSpec
 from linalg_dsl.planner.canonical import canonicalise
+from linalg_dsl.planner.evaluate_tokens import evaluate
 from linalg_dsl.planner.form import Recurrence
 from linalg_dsl.planner.stability import (
     bounds,
