@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from linalg_dsl.algebra.expr import ZERO, Expr
+from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.source import Span
 
@@ -82,6 +83,24 @@ class Recurrence:
     def r(self) -> int:
         return len(self.erase)
 
+    def __str__(self) -> str:
+        past = f"{self.state}_{{t-1}}"
+        erased = f"D_t ∘ {past}" if self.erase_read == "decayed" else past
+        lines = [f"{self.state}_t = D_t ∘ {past} + L_t (W_t + Σ_t U_t),  U_t = B_tᵀ ({erased})"]
+        if self.decay.kind != "none":
+            lines.append(f"  log D ({self.decay.kind}) = {show_expr(self.decay.log)}")
+        for name, columns in (("L", self.left), ("W", self.written), ("B", self.erase)):
+            lines += [f"  {name}_{i} = {show_expr(x)}" for i, x in enumerate(columns, 1)]
+        for j, row in enumerate(self.sigma, 1):
+            lines += [f"  Σ_{j}{i} = {show_expr(x)}" for i, x in enumerate(row, 1)]
+        for read in self.reads:
+            gate = "" if read.gate is None else f", gate {show_expr(read.gate)}"
+            lines.append(
+                f"  {self.output} reads ({read.kind}) {show_expr(read.query)}, scale {show_expr(read.scale)}{gate}"
+            )
+        lines += [f"  {self.output} adds {show_expr(x)}" for x in self.token_terms]
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True, slots=True)
 class CanonicalRecurrence:
@@ -92,3 +111,7 @@ class CanonicalRecurrence:
     rewrites: tuple[Rewrite, ...] = field(default=(), compare=False)
     consts: tuple[tuple[str, float], ...] = ()
     """Values given for consts that were substituted as numbers (sorted by name)."""
+
+    def __str__(self) -> str:
+        consts = [f"const {name} = {value:g}" for name, value in self.consts]
+        return "\n".join([self.spec.name, *consts, *(str(rec) for rec in self.recurrences)])
