@@ -232,6 +232,8 @@ class _Reader(TreeReader):
         known = ("scalar", "gate", "log gate", "unit")
         close = nearest(words[0][0], known) if words else None
         hint = f"did you mean `{close}`? " if close and close != words[0][0] else ""
+        if words and (len(words[0][0]) == 1 or words[0][0] == "vector"):
+            hint = f"did you mean `[{words[0][0] if words[0][0] != 'vector' else 'K'}]`? "
         self.refuse("E108", message, span, hint + "kinds are [K], [V], [n, K], [n], scalar, log gate, gate")
         raise Refused
 

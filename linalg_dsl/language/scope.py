@@ -185,7 +185,11 @@ class Scope:
         close = spelled.get(ascii_name(ref.name)) or nearest(ref.name, sorted(known))
         if close is None:
             close = nearest(ref.name, sorted(RESERVED - {"t", "T", "inf"}))
-        hint = f"did you mean `{close}`?" if close else f"declare it: `input {ref.name} : ...`"
+        hint = (
+            f"did you mean `{close}`?"
+            if close
+            else f"declare it, `input {ref.name} : ...`, or give `{ref.name}_t = ...`"
+        )
         self.add("E201", f"unknown name `{ref.name}`", ref.span, hint)
 
     def lost(self, name: str) -> bool:

@@ -9,14 +9,22 @@ from linalg_dsl.language.lines import KEYWORDS, Line, Source
 from linalg_dsl.language.mistakes import Mistakes, nearest
 
 _SLIPS: tuple[tuple[str, str, str], ...] = (
-    (r"\\[A-Za-z]+", "TeX commands are not read", "write the letter (`α`) or its name (`alpha`)"),
+    (r"\\[A-Za-z]+", "TeX commands are not read", "write the sign itself: `α` or `alpha`, `ᵀ` or `^T`, `⊙`"),
     (r":=|<-|←|\+=|-=|\*=", "an equation has a plain `=`", "write `S_t = ...` in full"),
     (r"==", "an equation has a single `=`", "write `x_t = ...`"),
     (r"\*\*", "a power is written `^`", "write `x^2`"),
     (r"\|", "bars are not read", "write `abs(x)`, or `l2norm(x)` for a normalised vector"),
     (r"\$", "dollar signs are not read", "write the formula alone"),
-    (r"⁻¹|\^\s*\{?\s*-1\s*\}?\s*(?=ᵀ)", "no inverses of matrices", "write the recurrence without them"),
-    (r"[′']", "primes are not part of a name", "write another name, such as `k2`"),
+    (r"⊗", "the outer product has no sign", "write `k_t v_tᵀ` or `outer(k_t, v_t)`"),
+    (
+        r"×",
+        "this product sign is not read",
+        "write `⊙` for the elementwise product, nothing for the matrix product",
+    ),
+    (r"⁻¹", "a negative superscript is not read", "write `x^(-1)`; there are no inverses of matrices"),
+    (r"[′'’]", "primes are not read", "write `ᵀ` or `^T` for a transpose, and no prime in a name"),
+    (r"\{", "braces hold an index or an exponent", "group with parentheses"),
+    (r"\.[0-9]", "a number begins with a digit", "write `0.5`"),
     (r";", "statements end with their line", "write one statement a line"),
 )
 """Pattern at the place of the fault, what is wrong, what to do."""
@@ -42,29 +50,45 @@ def describe(err: Any, source: Source, line: Line, mistakes: Mistakes) -> None:
     if _unknown_declaration(source, line, text, mistakes):
         return
     for pattern, message, hint in _SLIPS:
-        found = re.search(pattern, text)
-        if found and found.start() - 1 <= at <= found.end():
-            spot = source.span(line.start + found.start(), line.start + found.end())
-            mistakes.add("E101", message, spot, hint)
-            return
-    if word in (")", "]", "}"):
+        for found in re.finditer(pattern, text):
+            if found.start() - 1 <= at <= found.start() + 1:
+                spot = source.span(line.start + found.start(), line.start + found.end())
+                mistakes.add("E101", message, spot, hint)
+                return
+    opened = _open_bracket(text[:at])
+    if word in (")", "]", "}") and not opened:
         mistakes.add("E102", f"this `{word}` closes nothing", where, "remove it, or open it before")
         return
+    if word in (")", "]", "}") and not line.keyword and _CLOSES[word] != opened:
+        mistakes.add("E102", f"this `{word}` does not close `{opened}`", where, "brackets close in pairs")
+        return
     if not line.keyword and not re.search("=", text):
-        mistakes.add(
-            "E101",
-            "neither a declaration nor an equation",
-            source.span(line.start, line.end),
-            "declarations begin with input, param, const, state or output; an equation has a `=`",
-        )
+        hint = "declarations begin with input, param, const, state or output; an equation has a `=`"
+        if re.match(r"[-+\u2212*/·@⊙∘]", text):
+            hint = "a line goes on in the next one only inside brackets: put them around the whole"
+        mistakes.add("E101", "neither a declaration nor an equation", source.span(line.start, line.end), hint)
         return
     expected = _expected(err)
     if not word.strip():
         what = "the line ends too early"
-        hint = f"expected {expected}; a line goes on in the next one only inside brackets"
+        hint = f"expected {expected or 'more'}; a line goes on in the next one only inside brackets"
     else:
         what, hint = f"unexpected `{word[:40]}`", f"expected {expected}"
-    mistakes.add("E101", what, where, hint if expected else None)
+    mistakes.add("E101", what, where, hint if expected or not word.strip() else None)
+
+
+_CLOSES = {")": "(", "]": "[", "}": "{"}
+
+
+def _open_bracket(text: str) -> str:
+    """The innermost bracket that is open at the end of a text."""
+    opened: list[str] = []
+    for char in re.sub(r"#[^\n]*", "", text):
+        if char in "([{":
+            opened.append(char)
+        elif char in ")]}" and opened:
+            opened.pop()
+    return opened[-1] if opened else ""
 
 
 def _unknown_declaration(source: Source, line: Line, text: str, mistakes: Mistakes) -> bool:
@@ -81,12 +105,12 @@ def _unknown_declaration(source: Source, line: Line, text: str, mistakes: Mistak
 
 
 def _expected(err: Any) -> str:
+    """What could stand there, in words; empty where that is nearly everything."""
     names = (
         getattr(err, "accepts", None) or getattr(err, "expected", None) or getattr(err, "allowed", None) or ()
     )
-    words: list[str] = []
-    for name in sorted(names):
-        word = _WORDS.get(name)
-        if word and word not in words:
-            words.append(word)
-    return ", ".join(words[:-1]) + (" or " if len(words) > 1 else "") + words[-1] if words else ""
+    words = [w for name, w in _WORDS.items() if name in names]
+    words = list(dict.fromkeys(words))
+    if not words or len(words) > 6:
+        return ""
+    return ", ".join(words[:-1]) + (" or " if len(words) > 1 else "") + words[-1]

@@ -107,6 +107,7 @@ class TreeReader:
     def index(self, inner: str, word: str, span: Span) -> syn.Index:
         found = _INDEX.match(inner.strip())
         if not found:
+            word = word.removesuffix("_t")
             hint = f"write {word}_t, {word}_{{t-1}}, or {word}_{{t,1}} for a row"
             self.refuse("E103", f"`{inner.strip()}` is not an index", span, hint)
             raise Refused

@@ -138,12 +138,12 @@ SLIPS = {
 <text>:7:7: E101: TeX commands are not read
    7 | S_t = \\alpha S_{t-1} + k_t v_tᵀ
              ^^^^^^
-     help: write the letter (`α`) or its name (`alpha`)""",
+     help: write the sign itself: `α` or `alpha`, `ᵀ` or `^T`, `⊙`""",
     body("S_t = S_{t-1} + k_t v_tᵀ +", READ): """\
 <text>:7:27: E101: the line ends too early
    7 | S_t = S_{t-1} + k_t v_tᵀ +
                                  ^
-     help: expected a function, `(`, a number, a name or a sign; a line goes on in the next one only inside brackets""",  # noqa: E501
+     help: expected a name, a number, `(`, a sign or a function; a line goes on in the next one only inside brackets""",  # noqa: E501
     body("inputs w : [K]", UPDATE, READ): """\
 <text>:7:1: E101: unknown declaration `inputs`
    7 | inputs w : [K]
@@ -165,6 +165,37 @@ SLIPS = {
 @pytest.mark.parametrize("text", SLIPS, ids=lambda text: text.removeprefix(HEAD).split("\n")[0])
 def test_full_message_of_a_typical_slip(text: str) -> None:
     assert message(text) == SLIPS[text]
+
+
+HINTS = {
+    "S_t = S_{t-1} ⊗ k_t": "write `k_t v_tᵀ` or `outer(k_t, v_t)`",
+    "S_t = S_{t-1} + k_t × v_tᵀ": "write `⊙` for the elementwise product, nothing for the matrix product",
+    "S_t = S_{t-1} + k_t v_t'": "write `ᵀ` or `^T` for a transpose, and no prime in a name",
+    "S_t = S_{t-1} + {k_t v_tᵀ}": "group with parentheses",
+    "S_t = S_{t-1} + .5 k_t v_tᵀ": "write `0.5`",
+    "S_t = S_{t-1} + beta_t**2 k_t v_tᵀ": "write `x^2`",
+    "S_t = S_{t-1} + beta_t⁻¹ k_t v_tᵀ": "write `x^(-1)`; there are no inverses of matrices",
+    "S_t = S_{t-1} + k_t[0] v_tᵀ": "write k_t, k_{t-1}, or k_{t,1} for a row",
+    "S_t == S_{t-1}": "write `x_t = ...`",
+    "S_t += k_t v_tᵀ": "write `S_t = ...` in full",
+    "input x : K": "did you mean `[K]`? kinds are [K], [V], [n, K], [n], scalar, log gate, gate",
+    "input x : log_gate": "did you mean `log gate`? kinds are [K], [V], [n, K], [n], scalar, log gate, gate",
+    "input x [K]": "expected `:` or `,`",
+    "Input x : [K]": "did you mean `input`?",
+    "const c : 1": "expected `=`",
+    "  + k_t v_tᵀ": "a line goes on in the next one only inside brackets: put them around the whole",
+    "x_t = exp g_t": "a function has its argument in parentheses: `exp(x_t)`",
+    "x_t = T": "the transpose is written after a name: `k_tᵀ`, `k_t^T` or `k_t.T`",
+    "x_t = (g_t + beta_t]": "brackets close in pairs",
+}
+
+
+@pytest.mark.parametrize("line", HINTS)
+def test_hint_for_a_slip(line: str) -> None:
+    text = body(line, *([] if line.startswith("S_t") else [UPDATE]), READ)
+    with pytest.raises(DslError) as caught:
+        parse(text)
+    assert HINTS[line] in [m.hint for m in caught.value.mistakes]
 
 
 CODES = {
