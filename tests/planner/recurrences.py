@@ -134,6 +134,26 @@ PUBLISHED = {
         "S_t = (I - k_t (b_t ⊙ k_t)ᵀ) diag(exp(h_t)) S_{t-1} + k_t (w_t ⊙ v_t)ᵀ",
         ["k_t"], ["w_t ⊙ v_t"], "h_t", [["-1"]], ["b_t ⊙ k_t"], kind="diagonal gate + rank 1",
     ),
+    "efla": Case(
+        "y_t = (1 - exp(-beta_t k_tᵀ k_t)) / (k_tᵀ k_t)\n"
+        "S_t = (I - y_t k_t k_tᵀ) S_{t-1} + y_t k_t v_tᵀ",
+        ["k_t"], ["(1 - exp(-beta_t dot(k_t, k_t))) (1 / dot(k_t, k_t)) v_t"], "0",
+        [["-(1 - exp(-beta_t dot(k_t, k_t))) (1 / dot(k_t, k_t))"]], ["k_t"], "exclusive",
+        kind="linear + rank 1",
+    ),
+    "rodimus": Case(
+        "a_t = exp(-softplus(gamma_t) beta_t)\nx_t = l2norm(k_t) softplus(gamma_t)^beta_t\n"
+        "S_t = a_t S_{t-1} + x_t (sigmoid(w_t) ⊙ v_t)ᵀ",
+        ["l2norm(k_t)"], ["softplus(gamma_t)^(beta_t) (sigmoid(w_t) ⊙ v_t)"], "-softplus(gamma_t) beta_t",
+        erase_read="exclusive", kind="scalar gate",
+    ),
+    "eda": Case(
+        "P_t = (I - gamma_t p_t p_tᵀ) (exp(g_t) S_{t-1})\n"
+        "S_t = (I - beta_t k_t k_tᵀ) P_t + beta_t k_t v_tᵀ",
+        ["k_t", "p_t"], ["beta_t v_t", "0"], "g_t",
+        [["beta_t gamma_t dot(k_t, p_t)", "-beta_t"], ["-gamma_t", "0"]], ["p_t", "k_t"],
+        kind="scalar gate + rank 2",
+    ),
     "iplr": Case(
         "S_t = (I + b_t p_tᵀ) S_{t-1} + k_t v_tᵀ",
         ["k_t", "b_t"], ["v_t", "0"], "0", [["0"], ["1"]], ["p_t"], "exclusive", kind="linear + rank 1",
@@ -225,6 +245,16 @@ OTHERS = {
         "S_t = diag(exp(h_t)) S_{t-1} + k_t v_tᵀ\no_t = (diag(exp(h_t)) S_{t-1})ᵀ q_t",
         ["k_t"], ["v_t"], "h_t", erase_read="exclusive", reads=[("decayed", "q_t", "1")],
         kind="diagonal gate",
+    ),
+    "read_in_the_middle": Case(
+        "R_t = diag(exp(h_t)) S_{t-1}\nS_t = R_t + k_t (v_t - R_tᵀ k_t)ᵀ\no_t = R_tᵀ q_t + S_tᵀ k_t",
+        ["k_t"], ["v_t"], "h_t", [["-1"]], ["k_t"],
+        reads=[("decayed", "q_t", "1"), ("inclusive", "k_t", "1")], kind="diagonal gate + rank 1",
+    ),
+    "read_after_an_erase": Case(
+        "R_t = (I - p_t p_tᵀ) S_{t-1}\nS_t = R_t + k_t v_tᵀ\no_t = R_tᵀ q_t",
+        ["k_t", "p_t"], ["v_t", "0"], "0", [["0"], ["-1"]], ["p_t"], "exclusive",
+        reads=[("exclusive", "q_t - dot(p_t, q_t) p_t", "1")], kind="linear + rank 1",
     ),
     "both_reads": Case(
         "S_t = exp(g_t) S_{t-1} + k_t v_tᵀ\no_t = 0.5 S_tᵀ q_t - S_{t-1}ᵀ p_t",
