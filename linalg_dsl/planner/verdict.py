@@ -115,8 +115,10 @@ class Explanation:
         """Exact proofs at small sizes; empty where they are not asked for."""
         if not self.with_proof or not self.canonical.spec.updates:
             return ()
-        with_gradients = prove(self.canonical, 3, 1, 1, self.forward, self.backward)
-        return (str(with_gradients), str(prove(self.canonical, 2, 2, 2, self.forward)))
+        rank = self.recurrence.r  # the number of monomials grows fast with it
+        with_gradients = prove(self.canonical, 3 if rank <= 2 else 2, 1, 1, self.forward, self.backward)
+        wider = prove(self.canonical, 2 if rank <= 3 else 1, 2, 2 if rank <= 2 else 1, self.forward)
+        return (str(with_gradients), str(wider))
 
     def __str__(self) -> str:
         made = [*self.forward_equations, *self.backward_equations]
@@ -179,8 +181,8 @@ def explain(
 ) -> Explanation:
     """The explanation of a recurrence; sizes turn its costs into totals, ``schedule`` is quoted.
 
-    ``proof``: prove the chunk form and its gradients at two small sizes when it is printed (takes
-    hundredths of a second for most recurrences, seconds for many erases with nonlinear preludes).
+    ``proof``: prove the chunk form and its gradients at two small sizes when it is printed (a tenth of a
+    second for most recurrences, some seconds for several erases or nonlinear preludes).
     """
     shape = Shape(B, T, H, K, V, chunk_size or DEFAULT_CHUNK)
     return Explanation(canonical, forward, backward, shape, tuple(schedule), proof)
