@@ -52,7 +52,7 @@ class Recall(nn.Module):
 
 
 def batch(
-    generator: torch.Generator, size: int = 32, pairs: int = 8, symbols: int = 16
+    generator: torch.Generator, size: int = 16, pairs: int = 6, symbols: int = 16
 ) -> tuple[Tensor, Tensor]:
     """Pairs (key, value) with distinct keys, then one key as the query; the answer is its value."""
     keys = torch.stack([torch.randperm(symbols, generator=generator)[:pairs] for _ in range(size)])
@@ -62,7 +62,7 @@ def batch(
     return torch.cat([told, keys.gather(1, asked)], dim=1), values.gather(1, asked).squeeze(1)
 
 
-def main(steps: int = 300) -> float:
+def main(steps: int = 200) -> float:
     assert reluctant_delta.spec == ld.parse(TEXT.read_text(encoding="utf-8"))
     op = ld.compile(TEXT)
     print(op.plan.explain())
@@ -82,7 +82,7 @@ def main(steps: int = 300) -> float:
         optimiser.step()
         right = 0.95 * right + 0.05 * float((logits.argmax(-1) == answer).float().mean())
         if step % 50 == 0:
-            print(f"step {step}: loss {float(loss):.3f}, recalled {right:.0%}")
+            print(f"step {step}: loss {loss.item():.3f}, recalled {right:.0%}")
     return right
 
 

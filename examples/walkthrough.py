@@ -14,6 +14,8 @@ import torch
 
 import linalg_dsl as ld
 from linalg_dsl.codegen.options import CompileOptions
+from linalg_dsl.codegen.schedule.cut import cut
+from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.driver import derive, emit
 from linalg_dsl.language.parser import parse
 from linalg_dsl.ops.draw import draw
@@ -47,9 +49,12 @@ def main() -> None:
     show("4. ChunkPlan, forward (linalg_dsl/planner/chunkwise.py)", artefacts.forward)
     show("5. ChunkPlan, backward (linalg_dsl/planner/adjoint.py)", artefacts.backward)
 
-    # codegen: the same two plans as a plain PyTorch module, and as Triton kernels with their launchers
-    show("6. PyTorch module (codegen/emit/torch_module.py)", emit(artefacts, "torch", options))
-    show("7. Triton module (codegen/emit/triton_module.py)", emit(artefacts, "triton", options))
+    # codegen/schedule: what needs no state is computed for all chunks at once, the rest on walks over them
+    show("6. KernelPlan (codegen/schedule)", cut(lower(artefacts.forward, artefacts.backward)))
+
+    # codegen/emit: the same two plans as a plain PyTorch module, and as Triton kernels with their launchers
+    show("7. PyTorch module (codegen/emit/torch_module.py)", emit(artefacts, "torch", options))
+    show("8. Triton module (codegen/emit/triton_module.py)", emit(artefacts, "triton", options))
 
     # ops: the module becomes a torch operator with gradients; the step loop is the judge
     op = ld.compile(spec, backend="torch", chunk_size=16)
@@ -57,11 +62,11 @@ def main() -> None:
     o = op(**tensors)
     expected, _ = reference(spec, tensors)
     error = float((o - expected).norm() / expected.norm())
-    show("8. The op against the step loop (ops/)", f"{op}\nrelative error of o in float64: {error:.1e}")
+    show("9. The op against the step loop (ops/)", f"{op}\nrelative error of o in float64: {error:.1e}")
     assert error < 1e-10
     report = op.check(B=1, T=70, H=2, K=8, V=4, dtype=torch.float64)
-    show("9. The same for the final state and every gradient (op.check)", report)
-    assert report.passed
+    show("10. The same for the final state and every gradient (op.check)", report)
+    assert report.ok
 
 
 def show(title: str, artefact: object) -> None:

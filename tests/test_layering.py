@@ -35,7 +35,7 @@ PLACES = {
     "sympy": ["linalg_dsl.algebra.to_sympy"],
     "jinja2": ["linalg_dsl.codegen.emit.render"],
     "networkx": ["linalg_dsl.planner.graph", "linalg_dsl.codegen.schedule.*"],
-    "triton": ["linalg_dsl.codegen.targets", "linalg_dsl.codegen.compile_only", "linalg_dsl.ops.*"],
+    "triton": ["linalg_dsl.codegen.targets", "linalg_dsl.templates.*", "linalg_dsl.ops.*"],
     "torch": [
         "linalg_dsl.planner.evaluate*",
         "linalg_dsl.planner.prove",

@@ -86,7 +86,8 @@ class Recurrence:
     def __str__(self) -> str:
         past = f"{self.state}_{{t-1}}"
         erased = f"D_t ∘ {past}" if self.erase_read == "decayed" else past
-        lines = [f"{self.state}_t = D_t ∘ {past} + L_t (W_t + Σ_t U_t),  U_t = B_tᵀ ({erased})"]
+        line = f"{self.state}_t = D_t ∘ {past} + L_t "
+        lines = [line + (f"(W_t + Σ_t U_t),  U_t = B_tᵀ ({erased})" if self.erase else "W_t")]
         if self.decay.kind != "none":
             lines.append(f"  log D ({self.decay.kind}) = {show_expr(self.decay.log)}")
         for name, columns in (("L", self.left), ("W", self.written), ("B", self.erase)):
@@ -95,9 +96,8 @@ class Recurrence:
             lines += [f"  Σ_{j}{i} = {show_expr(x)}" for i, x in enumerate(row, 1)]
         for read in self.reads:
             gate = "" if read.gate is None else f", gate {show_expr(read.gate)}"
-            lines.append(
-                f"  {self.output} reads ({read.kind}) {show_expr(read.query)}, scale {show_expr(read.scale)}{gate}"
-            )
+            query, scale = show_expr(read.query), show_expr(read.scale)
+            lines.append(f"  {self.output} reads ({read.kind}) {query}, scaled by {scale}{gate}")
         lines += [f"  {self.output} adds {show_expr(x)}" for x in self.token_terms]
         return "\n".join(lines)
 
