@@ -101,7 +101,7 @@ class KernelPrinter:
         self.state = "b_s"
         self.out = Statements(self.nodes, self._blocks(), names, needs_zero=self._needs_zero())
         self.pointers: dict[str, str] = {}
-        self.scalars: list[str] = []
+        self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
         self.ratios: dict[str, None] = {}
         self.before: list[str] = []
 
@@ -117,7 +117,7 @@ class KernelPrinter:
                       self._offsets(), tuple(body)),
             )  # fmt: skip
         return KernelText(
-            self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars),
+            self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars.values()),
             self._constants(), frozenset(self.out.library), self._tile_kinds(), self._products(),
         )  # fmt: skip
 
@@ -188,7 +188,7 @@ class KernelPrinter:
         out = self.out
         if node.op == "const":
             name = self.names.unique(memory.argument)
-            self.scalars.append(name)
+            self.scalars[name] = memory.argument
             out.given(n, name)
             return
         pointer = self._pointer(memory)
