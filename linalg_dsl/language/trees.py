@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from linalg_dsl.errors import InternalError
@@ -168,21 +169,15 @@ class TreeReader:
         first = self.expr(kids[0])
         rest: list[tuple[syn.ProductSign, syn.Node]] = []
         sign: syn.ProductSign = ""
-        for kid in kids[1:]:
+        for before, kid in pairwise(kids):
             if getattr(kid, "type", "") == "MULTIPLY":
                 sign = _SIGNS[str(kid)]
                 continue
-            factor = self.expr(kid)
-            before = rest[-1][1] if rest else first
-            if sign == "" and isinstance(before, syn.Num) and isinstance(factor, syn.Num):
-                self.refuse(
-                    "E106",
-                    "two numbers side by side",
-                    _cover(before.span, factor.span),
-                    "write `*` or one number",
-                )
+            if _is_number(before) and _is_number(kid):
+                span = self.tree_span(before).cover(self.tree_span(kid))
+                self.refuse("E106", "two numbers side by side", span, "write `*` or one number")
                 raise Refused
-            rest.append((sign, factor))
+            rest.append((sign, self.expr(kid)))
             sign = ""
         if not rest:
             return first
@@ -224,6 +219,12 @@ class TreeReader:
 _SIGNS: dict[str, syn.ProductSign] = {
     "*": "*", "/": "/", "@": "", "\u00b7": "", "\u22c5": "", "\u2299": "⊙", "\u2218": "⊙", ".*": "⊙",
 }  # fmt: skip
+
+
+def _is_number(tree: Any) -> bool:
+    """Whether a factor is a number without parentheses or exponent."""
+    kids = getattr(tree, "children", ())
+    return len(kids) == 1 and getattr(kids[0], "type", "") == "NUMBER"
 
 
 def interval(low: float, high: float, low_open: bool, high_open: bool) -> Interval:

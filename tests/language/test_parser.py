@@ -193,6 +193,8 @@ def test_transposing_twice_is_nothing() -> None:
         ("1 - 2^(-5)", Fraction(31, 32)),
         ("-(3 - 1)", Fraction(-2)),
         ("2 * 3 / 4", Fraction(3, 2)),
+        ("2 · 3", Fraction(6)),
+        ("(2)(3)", Fraction(6)),
     ],
 )
 def test_arithmetic_with_numbers_is_exact(text: str, expected: Fraction) -> None:
