@@ -289,7 +289,9 @@ class _Writer:
             node = self.plan.nodes[args[k]]
             if args[k] not in self.names and node.op == "unary" and node.attr("fn") == "reciprocal":
                 return f"{self._text(args[1 - k], _ATOM)} / {self._text(node.args[0], _ATOM)}", _PRODUCT
-        return f"{self._factor(args[0])} ∘ {self._factor(args[1])}", _PRODUCT
+        (left, first), (right, second) = (_without_sign(self._factor(a)) for a in args)
+        text = f"{left} ∘ {f'({right})' if right[0].isdigit() else right}"
+        return (text, _PRODUCT) if first * second > 0 else (f"−{text}", _SUM)
 
     def _factor(self, i: int) -> str:
         """An operand of ∘: a plain elementwise product needs no parentheses of its own."""
@@ -309,6 +311,14 @@ def _is_one_term(text: str) -> bool:
         if depth == 0 and text[i : i + 3] in (" + ", " − "):
             return False
     return True
+
+
+def _without_sign(factor: str) -> tuple[str, int]:
+    """(x, -1) for a factor (−x) that is one term and no quotient, else (factor, 1)."""
+    inner = factor[2:-1]
+    if factor.startswith("(−") and factor.endswith(")") and _is_one_term(inner) and "/" not in inner:
+        return inner, -1
+    return factor, 1
 
 
 def _scaled(value: float, text: str) -> tuple[str, int]:

@@ -268,7 +268,7 @@ def _stability(canonical: CanonicalRecurrence) -> tuple[str, ...]:
         least = f", and at least {-bound:g} per token" if bound is not None else "; −∞ is a reset"
         lines.append(
             "every exponent is a sum of log decays over an interval inside the chunk, formed by adding: "
-            f"never positive, since log D ≤ 0 is declared{least}"
+            f"never positive, since log D ≤ 0 follows from the declaration{least}"
         )
     else:
         lines.append(
@@ -277,7 +277,8 @@ def _stability(canonical: CanonicalRecurrence) -> tuple[str, ...]:
         )
     if rec.r and solve_is_bounded(rec, spec):
         lines.append(
-            "every transition is a contraction: T = (I − Σ G^B)⁻¹ has |T[t,s]| ≤ |Σ_t|, whatever the keys"
+            "every transition is a contraction: T = (I − Σ G^B)⁻¹ has |T[t,s]| ≤ |Σ_t| for s < t, whatever "
+            "the keys"
         )
     elif rec.r:
         lines.append(
