@@ -113,7 +113,7 @@ class _Writer:
             case "input" | "param" | "const":
                 row = dict(node.attrs).get("row")
                 name = str(node.attr("name"))
-                return name if row is None else f"{name}{_subscript(row)}"
+                return name if row is None else f"{name}{_subscript(int(str(row)) + 1)}"
             case "cotangent":
                 return _pretty(f"d_{node.attr('name')}", self.single)
             case "solve" | "solve_t":
@@ -360,7 +360,7 @@ def _subscript(value: object) -> str:
 
 
 def _pretty(label: str, single: bool) -> str:
-    """``z_1`` -> Z₁ (Z where there is one row), ``g_q11`` -> G^Q₁₁, ``d_k[0]`` -> dk₀, ``o`` -> o."""
+    """``z_1`` -> Z₁ (Z where there is one row), ``g_q11`` -> G^Q₁₁, ``d_k[0]`` -> dk₁, ``o`` -> o."""
     if label.startswith("d_"):
         return "d" + _pretty(label[2:], single)
     if found := re.fullmatch(r"([lbwzuq])_(\d+)", label):
@@ -368,5 +368,5 @@ def _pretty(label: str, single: bool) -> str:
     if found := re.fullmatch(r"g_([bq])(\d+)", label):
         return f"G^{found[1].upper()}" + ("" if single else _subscript(found[2]))
     if found := re.fullmatch(r"(.+)\[(\d+)\]", label):
-        return found[1] + _subscript(found[2])
+        return found[1] + _subscript(int(found[2]) + 1)  # rows count from 1, as in the language
     return label

@@ -59,7 +59,7 @@ def names_in(text: str) -> set[str]:
 def test_every_name_is_defined_once_and_before_its_use(case: Case) -> None:
     forward = derive(case.canonical)
     known = {*case.inputs.split(), "scale", "S₀", "dS_C", "do"}
-    known |= {f"{n}{i}" for n in case.inputs.split() for i in "₀₁"}
+    known |= {f"{n}{i}" for n in case.inputs.split() for i in "₁₂"}
     defined: set[str] = set()
     for plan, before in ((forward, None), (backward(forward), forward)):
         lines = equations(plan, before)
@@ -71,7 +71,7 @@ def test_every_name_is_defined_once_and_before_its_use(case: Case) -> None:
             defined.add(line.left)
         assert {name for name, _ in plan.outputs} <= {
             f"d_{e.left[1:]}" if before else e.left for e in lines
-        } | {f"d_{e.left[1:-1]}[{'₀₁'.index(e.left[-1])}]" for e in lines if e.left[-1] in "₀₁"}
+        } | {f"d_{e.left[1:-1]}[{'₁₂'.index(e.left[-1])}]" for e in lines if e.left[-1] in "₁₂"}
 
 
 def test_the_legend_explains_what_is_used_and_no_more() -> None:
