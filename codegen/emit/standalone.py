@@ -37,7 +37,7 @@ def standalone_text(spec: RecurrenceSpec, module: str, consts: tuple[str, ...]) 
     """The text of a file that imports torch (and triton) only and gives the same bits as the op.
 
     ``module`` is a generated module's text, ``consts`` its ``CONSTS``: those are keyword arguments here,
-    all others are fixed in the text.
+    but for the sizes K and V; all others are fixed in the text.
     """
     names = Names(reserved=_top_level(module) | {"initial_state", "output_final_state", "cu_seqlens", "save"})
     function = names.unique(spec.name)
@@ -45,7 +45,7 @@ def standalone_text(spec: RecurrenceSpec, module: str, consts: tuple[str, ...]) 
     numbers = {c.name: names.unique(c.name) for c in spec.consts}
     lines = []
     for axis in ("K", "V"):
-        if any(axis in _symbols(c.value) for c in spec.consts if c.name in consts):
+        if axis in consts or any(axis in _symbols(c.value) for c in spec.consts if c.name in consts):
             where, position = axis_source(spec, axis)
             numbers[axis] = names.unique(axis)
             lines.append(f"{numbers[axis]} = tensors[{where}].shape[{position}]")
@@ -58,12 +58,12 @@ def standalone_text(spec: RecurrenceSpec, module: str, consts: tuple[str, ...]) 
         "standalone.py.jinja",
         Standalone(
             function=function,
-            arguments=(*local.values(), "*", *(f"{numbers[c]}=None" for c in consts)),
+            arguments=(*local.values(), "*", *(f"{numbers[c]}=None" for c in consts if c not in ("K", "V"))),
             arguments_text=", ".join(local.values()),
             layouts=tuple(f"{local[d.name]}: {_layout(d)}" for d in spec.inputs),
             inputs=tuple(local.values()),
             const_lines=tuple(lines),
-            run_time_consts=tuple(numbers[c] for c in consts),
+            run_time_consts=tuple(f"float({numbers[c]})" if c in ("K", "V") else numbers[c] for c in consts),
         ),
     )
     head = module if re.search(r"^import math$", module, re.M) or "math." not in tail else _with_math(module)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -32,3 +35,23 @@ def test_values_and_gradients_follow_the_numbers(equations: str, consts: dict[st
     wanted = torch.autograd.grad(expected.square().sum(), list(tensors.values()))
     for got, want in zip(grads, wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+
+
+SIZES = "S_t = 0.9 exp(g_t / K) S_{t-1} + k_t v_tᵀ / sqrt(2)\no_t = S_tᵀ q_t / sqrt(K)"
+
+
+def test_an_exported_file_takes_the_sizes_from_its_tensors(tmp_path: Path) -> None:
+    op = ld.compile(f"{HEAD}{SIZES}\n", backend="torch")
+    scope: dict[str, Any] = {"__name__": "exported"}
+    text = op.export(tmp_path / "mine.py", backend="torch").read_text(encoding="utf-8")
+    exec(compile(text, "mine.py", "exec"), scope)
+    for key in (3, 5):
+        tensors = draw(op.spec, B=1, T=9, H=1, K=key, V=2, dtype=torch.float32, seed=0)
+        assert torch.equal(scope["test"](**tensors), op(**tensors))
+
+
+def test_a_kernel_takes_the_sizes_as_numbers_under_another_name() -> None:
+    """K is a compile-time constant in every kernel: the number K is passed under a name of its own."""
+    text = ld.compile(f"{HEAD}{SIZES}\n").source("forward", backend="triton")
+    assert "(K,) = consts" in text
+    assert ", (K,), " in text
