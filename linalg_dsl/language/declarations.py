@@ -17,11 +17,14 @@ from linalg_dsl.source import Span
 MOST_ROWS = 64
 
 
+Role = Literal["input", "param", "const", "state", "binding", "output"]
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What a name is; ``shape`` is None where a mistake left it unknown."""
 
-    role: Literal["input", "param", "const", "state", "binding", "output"]
+    role: Role
     shape: Shape | None
     span: Span | None
     dims: tuple[Dim, ...] = ()
@@ -111,7 +114,7 @@ class Names:
             out = Input(
                 declared.name, dims, declared.kind, promised, declared.unit, declared.timed, declared.span
             )
-        role: Literal["input", "param"] = "input" if declared.timed else "param"
+        role: Role = "input" if declared.timed else "param"
         entry = Entry(role, out.shape if out else None, declared.span, dims or ())
         return out if self.declare(declared.name, entry) else None
 

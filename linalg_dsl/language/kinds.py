@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -103,6 +104,8 @@ def Param(kind: Kind | Dimension | None = None) -> Kind:
 
 def State(*dims: Dimension | str | int, start: float = 0.0) -> StateKind:
     """A carried tensor, [K, V] unless dims are given."""
+    if math.isnan(start):
+        raise ValueError("the start of a state is a number")
     return StateKind(_dims(dims) or ("K", "V"), float(start))
 
 
@@ -126,6 +129,8 @@ def _dims(dims: tuple[Dimension | str | int, ...]) -> tuple[str | int, ...]:
 def _range(low: float | None, high: float | None, closed: Closed) -> Interval | None:
     if closed not in ("neither", "left", "right", "both"):
         raise ValueError(f"closed is 'neither', 'left', 'right' or 'both', got {closed!r}")
+    if any(bound is not None and math.isnan(bound) for bound in (low, high)):
+        raise ValueError(f"a range has numbers as bounds, got ({low}, {high})")
     if low is None and high is None:
         return None
     lower = None if low is None or low == float("-inf") else float(low)

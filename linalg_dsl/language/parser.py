@@ -7,6 +7,7 @@ line becomes the syntax nodes of ``syntax.py``, which the Python front builds to
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
@@ -138,13 +139,9 @@ class _Reader(TreeReader):
             case "header":
                 return [syn.Document(self.name(kids[0]), (), "", self.token_span(kids[0]))]
             case "inputs":
-                timed = kids[0].type != "PARAM" if hasattr(kids[0], "type") else True
                 names, tail = kids[-2], kids[-1]
-                kind = self.tail(tail)
-                return [
-                    syn.InputDecl(name=self.name(n), span=self.token_span(n), timed=timed, **kind)
-                    for n in names.children
-                ]
+                kind = replace(self.tail(tail), timed=len(kids) == 2)
+                return [replace(kind, name=self.name(n), span=self.token_span(n)) for n in names.children]
             case "const":
                 name, value = kids
                 return [syn.ConstDecl(self.name(name), self.token_span(name), self.expr(value))]
@@ -164,7 +161,7 @@ class _Reader(TreeReader):
         dims: tuple[syn.DimName, ...] = (("K", None), ("V", None))
         if tail is not None:
             kind = self.tail(tail)
-            if kind["kind"] != "plain" or kind["range"] is not None or kind["unit"]:
+            if kind.kind != "plain" or kind.range is not None or kind.unit:
                 self.refuse(
                     "E108",
                     "a state is declared by its shape alone",
@@ -172,54 +169,47 @@ class _Reader(TreeReader):
                     "write `state S : [K, V]`, and `= 0` for its start",
                 )
                 raise Refused
-            dims = kind["dims"]
+            dims = kind.dims
         value = 0.0 if start is None else self.bound(start)
         return syn.StateDecl(self.name(name), self.token_span(name), dims, value)
 
-    def tail(self, tree: Tree[Token]) -> dict[str, Any]:
-        """What stands after the colon, as the fields of an ``InputDecl``."""
-        out: dict[str, Any] = {
-            "dims": (), "kind": "plain", "range": None, "range_span": None, "unit": False, "unit_span": None,
-        }  # fmt: skip
+    def tail(self, tree: Tree[Token]) -> syn.InputDecl:
+        """What stands after the colon, as a declaration without a name."""
+        out = syn.InputDecl("", None)
         kids: list[Any] = list(tree.children)
         words: list[tuple[str, Span]] = []
         shaped = False
         while kids:
             item = kids.pop(0)
-            if hasattr(item, "data"):
-                if str(item.data) == "dims":
-                    if shaped:
-                        self.refuse("E503", "a second shape", self.tree_span(item))
-                    out["dims"], shaped = self.dims(item), True
-                else:
-                    self.set_range(out, self.interval(item), self.tree_span(item))
+            span = self.tree_span(item)
+            if getattr(item, "data", "") == "dims":
+                if shaped:
+                    self.refuse("E503", "a second shape", span)
+                out, shaped = replace(out, dims=self.dims(item)), True
+            elif hasattr(item, "data"):
+                out = self.with_range(out, self.interval(item), span)
             elif item.type == "COMPARE":
                 bound = kids.pop(0)
-                span = self.token_span(item).cover(self.tree_span(bound))
-                self.set_range(out, compare(str(item), self.bound(bound)), span)
+                span = span.cover(self.tree_span(bound))
+                out = self.with_range(out, compare(str(item), self.bound(bound)), span)
             elif str(item) == "unit":
-                if out["unit"]:
-                    self.refuse("E503", "`unit` is given twice", self.token_span(item))
-                out["unit"], out["unit_span"] = True, self.token_span(item)
+                if out.unit:
+                    self.refuse("E503", "`unit` is given twice", span)
+                out = replace(out, unit=True, unit_span=span)
             else:
-                words.append((str(item), self.token_span(item)))
-        self.kind(out, words, shaped, tree)
-        return out
+                words.append((str(item), span))
+        return self.with_kind(out, words, shaped)
 
-    def kind(
-        self, out: dict[str, Any], words: list[tuple[str, Span]], shaped: bool, tree: Tree[Token]
-    ) -> None:
+    def with_kind(self, out: syn.InputDecl, words: list[tuple[str, Span]], shaped: bool) -> syn.InputDecl:
         match [w for w, _ in words]:
             case [] if shaped:
-                return
+                return out
             case ["scalar"] if not shaped:
-                return
+                return out
             case ["log", "gate"]:
-                out["kind"] = "log_gate"
-                return
+                return replace(out, kind="log_gate")
             case ["gate"]:
-                out["kind"] = "gate"
-                return
+                return replace(out, kind="gate")
             case []:
                 colon = self.source.text.index(":", self.base)
                 span, message = self.source.span(colon, colon + 1), "the kind is missing after the colon"
@@ -237,10 +227,10 @@ class _Reader(TreeReader):
         self.refuse("E108", message, span, hint + "kinds are [K], [V], [n, K], [n], scalar, log gate, gate")
         raise Refused
 
-    def set_range(self, out: dict[str, Any], interval: Interval, span: Span) -> None:
-        if out["range"] is not None:
+    def with_range(self, out: syn.InputDecl, interval: Interval, span: Span) -> syn.InputDecl:
+        if out.range is not None:
             self.refuse("E503", "a second range", span, "write one, such as `in [0, 1)`")
-        out["range"], out["range_span"] = interval, span
+        return replace(out, range=interval, range_span=span)
 
     def dims(self, tree: Tree[Token]) -> tuple[syn.DimName, ...]:
         out: list[syn.DimName] = []

@@ -177,7 +177,8 @@ def _input(declared: Input, width: int) -> str:
 
 def _state(state: State) -> str:
     start = "" if state.start == 0 else f" = {show_float(state.start)}"
-    return f"state {state.name} : [{', '.join(map(str, state.dims))}]{start}"
+    shape = f"[{', '.join(map(str, state.dims))}]" if state.dims else "scalar"
+    return f"state {state.name} : {shape}{start}"
 
 
 def show_range(interval: Interval) -> str:

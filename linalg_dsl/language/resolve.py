@@ -6,14 +6,15 @@ gives ``spec.written``; then with bindings substituted, which gives ``updates`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from linalg_dsl.algebra import expr as ex
 from linalg_dsl.algebra.expr import Expr, Shape, show_shape
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language import syntax as syn
-from linalg_dsl.language.declarations import Entry, Names, const_entry, shape_of
+from linalg_dsl.language.declarations import Entry, Names, Role, const_entry, shape_of
 from linalg_dsl.language.mistakes import Mistakes
 from linalg_dsl.language.names import DIMENSIONS, RESERVED
 from linalg_dsl.language.scope import Scope, article, lost_lines, show_ref
@@ -21,6 +22,7 @@ from linalg_dsl.language.spec import Const, Equation, Input, RecurrenceSpec, Sta
 from linalg_dsl.language.terms import Evaluator, Value
 from linalg_dsl.source import Span
 
+AnyStatement = TypeVar("AnyStatement", bound=syn.Statement)
 LARGEST_TOTAL = 20_000
 """Terms of all equations together, bindings substituted."""
 
@@ -127,11 +129,8 @@ class _Resolver:
             return Value(ex.Symbol(ref.name, ex.SCALAR, None))
         declared = {s.name for s in self.document.statements if isinstance(s, syn.InputDecl)}
         if ref.name in declared or ref.index is not None:
-            message, hint = (
-                f"`{show_ref(ref)}` is not a constant",
-                "numbers, functions, K, V and earlier consts",
-            )
-            self.add("E409", message, ref.span, hint)
+            hint = "a const may use numbers, functions, K, V and earlier consts"
+            self.add("E409", f"`{show_ref(ref)}` is not a constant", ref.span, hint)
         elif ref.name in {c.name for c in _of(self.document, syn.ConstDecl)}:
             self.add("E409", f"const `{ref.name}` is used before its value is known", ref.span)
         else:
@@ -188,9 +187,8 @@ class _Resolver:
             return value
         is_state = bool(entry)
         if not is_state:
-            role: Callable[..., Entry] = Entry
-            kind = "output" if name == self.output else "binding"
-            self.names.declare(name, role(kind, value.shape if value else None, assign.span))
+            role: Role = "output" if name == self.output else "binding"
+            self.names.declare(name, Entry(role, value.shape if value else None, assign.span))
         self.scope.updated.add(name)
         if value is None:
             return None
@@ -243,8 +241,8 @@ class _Resolver:
         """The equation as written and with bindings substituted."""
         self.written.append(Equation(assign.name, value.expr, assign.span))
         full = Evaluator(self.substitute, self.mistakes)(assign.value)
-        if full is None:
-            raise InternalError(f"{assign.name} cannot be expanded")
+        if full is None:  # numbers behind bindings: division by zero, out of bounds
+            return
         if is_state:
             self.updates.append(Equation(assign.name, full.expr, assign.span))
             return
@@ -267,7 +265,7 @@ class _Resolver:
                 "E101",
                 "the text holds no equation",
                 self.document.span,
-                "see the example in docs/language.md",
+                "the smallest recurrence is `S_t = S_{t-1} + k_t v_tᵀ`, `o_t = S_tᵀ q_t`",
             )
             return
         if all(entry.role != "state" for entry in self.names.entries.values()):
@@ -291,7 +289,7 @@ class _Resolver:
         self.add("E404", "there is no state: no equation refers to its own past", self.document.span, hint)
 
 
-def _of(document: syn.Document, kind: type) -> list:  # type: ignore[type-arg]
+def _of(document: syn.Document, kind: type[AnyStatement]) -> list[AnyStatement]:
     return [s for s in document.statements if isinstance(s, kind)]
 
 

@@ -223,7 +223,7 @@ _SIGNS: dict[str, syn.ProductSign] = {
 
 def _is_number(tree: Any) -> bool:
     """Whether a factor is a number without parentheses or exponent."""
-    kids = getattr(tree, "children", ())
+    kids: Any = getattr(tree, "children", ())
     return len(kids) == 1 and getattr(kids[0], "type", "") == "NUMBER"
 
 

@@ -339,6 +339,19 @@ def test_a_mistake_is_reported_alone_under_its_code(code: str, text: str) -> Non
     assert codes(text) == [code]
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["z_t = 0", "x_t = g_t / z_t"],
+        ["p_t = 100", "x_t = g_t^(p_t)"],
+        ["x_t = 1e50 g_t", "y_t = 1e50 x_t"],
+        ["m_t = -2", "x_t = m_t^0.5"],
+    ],
+)
+def test_numbers_behind_bindings_are_checked_too(lines: list[str]) -> None:
+    assert codes(body(*lines, UPDATE, READ)) == ["E105"]
+
+
 def test_all_mistakes_are_reported_at_once_in_order() -> None:
     text = body(
         "input w : vector",

@@ -353,6 +353,13 @@ def test_states_may_be_declared() -> None:
     assert parse(text.replace("= 0.5", "= -inf")).states[0].start == float("-inf")
 
 
+@pytest.mark.parametrize("shape", ["scalar", "[K]", "[V]", "[V, K]", "[K, K]", "[2, V]"])
+def test_a_state_of_any_shape_reads_back(shape: str) -> None:
+    text = f"recurrence r\nstate z : {shape}\ninput a : scalar\ninput v : [V]\nz_t = a_t z_{{t-1}}\no_t = v_t"
+    spec = parse(text)
+    assert parse(str(spec)) == spec
+
+
 def test_the_output_may_have_another_name() -> None:
     spec = parse(HEAD + "output y\nS_t = S_{t-1} + k_t v_tᵀ\no_t = a_t v_t\ny_t = S_tᵀ q_t + o_t")
     assert [e.target for e in spec.outputs] == ["y"]
