@@ -196,7 +196,7 @@ class CompiledOp:
         if backend == "triton":
             from linalg_dsl.ops.selfcheck import SelfCheck
 
-            before = SelfCheck(self.spec, consts)
+            before = SelfCheck(self.spec, consts, lambda: self.operator("torch", consts).module)
         return register(self.spec, self.module_text(backend, consts), before)
 
     # -----------------------------------------------------------------------------------------

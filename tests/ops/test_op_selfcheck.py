@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import ModuleType
 
 import pytest
@@ -10,7 +9,9 @@ import torch
 from op_cases import TEXTS, compiled, leaves
 from torch import Tensor
 
+from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.ops import selfcheck
+from linalg_dsl.ops.artefacts import Stages
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.ops.selfcheck import ENVIRONMENT_VARIABLE, SelfCheck, enabled, known_answer
 
@@ -33,7 +34,7 @@ def _like(op: CompiledOp, dtype: torch.dtype) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_right_modules_pass(name: str, dtype: torch.dtype) -> None:
     op = compiled(name)
-    known_answer(op.spec, _module(op), _like(op, dtype), {})
+    known_answer(op.spec, _module(op), _module(op), _like(op, dtype), {})
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
@@ -48,7 +49,7 @@ def test_a_wrong_gradient_is_an_error_that_names_it(name: str, dtype: torch.dtyp
         RuntimeError,
         match=rf"gated_delta: the known-answer test failed on cpu .*torch.*: d {name} is off by (2|1.9)",
     ):
-        known_answer(op.spec, _module(op, wrong), _like(op, dtype), {})
+        known_answer(op.spec, _module(op, wrong), _module(op), _like(op, dtype), {})
 
 
 def test_nan_is_an_error() -> None:
@@ -57,6 +58,7 @@ def test_nan_is_an_error() -> None:
         known_answer(
             op.spec,
             _module(op, ("return o, s_next", "return o * float('nan'), s_next")),
+            _module(op),
             _like(op, torch.float32),
             {},
         )
@@ -66,8 +68,8 @@ def test_it_runs_once_per_device_type_and_size(monkeypatch: pytest.MonkeyPatch) 
     op = compiled("gated_delta")
     runs: list[int] = []
     monkeypatch.setattr(selfcheck, "enabled", lambda device: True)
-    check = SelfCheck(op.spec, ())
-    monkeypatch.setattr(check, "_run", lambda module, tensors: runs.append(1))
+    monkeypatch.setattr(selfcheck, "known_answer", lambda *args: runs.append(1))
+    check = SelfCheck(op.spec, (), lambda: _module(op))
     module = _module(op)
     for dtype in (torch.float32, torch.float32, torch.float16):
         check(module, _like(op, dtype))
@@ -81,22 +83,32 @@ def test_it_runs_once_per_device_type_and_size(monkeypatch: pytest.MonkeyPatch) 
 def test_a_failure_is_not_remembered_as_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     op = compiled("gated_delta")
     monkeypatch.setattr(selfcheck, "enabled", lambda device: True)
-    check = SelfCheck(op.spec, ())
-
-    def fail(module: ModuleType, tensors: tuple[Tensor, ...]) -> None:
-        raise RuntimeError("known-answer test failed")
-
-    monkeypatch.setattr(check, "_run", fail)
+    check = SelfCheck(op.spec, (), lambda: _module(op))
+    wrong = _module(op, ("return o, s_next", "return 2 * o, s_next"))
     for _ in range(2):
-        with pytest.raises(RuntimeError):
-            check(_module(op), _like(op, torch.float32))
+        with pytest.raises(RuntimeError, match="o is off by 1"):
+            check(wrong, _like(op, torch.float32))
+    check(_module(op), _like(op, torch.float32))
 
 
-def test_it_works_where_autograd_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    op = compiled("gated_delta")
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    with torch.inference_mode():
-        SelfCheck(op.spec, ())._run(_module(op), _like(op, torch.float32))
+def test_an_op_runs_it_before_its_first_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way from a call: the Triton module is stood in for by a wrong one."""
+    good = compiled("gated_delta")
+    text = good.module_text("torch")
+    wrong = text.replace("return o, s_next", "return 1.5 * o, s_next").replace(
+        'BACKEND = "torch"', 'BACKEND = "triton"'
+    )
+    stages = Stages(
+        lambda spec, options, consts: good.artefacts(),
+        lambda made, kind, options: wrong if kind == "triton" else text,
+    )
+    op = CompiledOp(good.spec, CompileOptions(backend="triton"), stages)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    tensors, _ = leaves(good, 1, 9, 2, 5, 3, dtype=torch.float32)
+    op(*tensors)  # the interpreter is not checked
+    monkeypatch.setattr(selfcheck, "enabled", lambda device: True)
+    with pytest.raises(RuntimeError, match="known-answer test failed"), torch.inference_mode():
+        op(*tensors)
 
 
 def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
