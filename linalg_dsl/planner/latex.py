@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 _GREEK = (
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu",
@@ -17,6 +18,10 @@ _SIGNS = {
     "∞": r"\infty ", "|": r",\,", "ₜ": "_{t}", "₋": "_{-}", "*": r"\cdot ",
 }  # fmt: skip
 _FUNCTIONS = {"exp": r"\exp", "log": r"\log", "tanh": r"\tanh", "min": r"\min", "max": r"\max"}
+_ACCENTS = {
+    "\u0300": "grave", "\u0301": "acute", "\u0302": "hat", "\u0303": "tilde", "\u0304": "bar",
+    "\u0305": "bar", "\u0306": "breve", "\u0307": "dot", "\u0308": "ddot", "\u030c": "check",
+}  # fmt: skip
 _DIFFERENTIAL = r"\mathrm{d}"
 _SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
 _TOKEN = re.compile(
@@ -26,7 +31,7 @@ _TOKEN = re.compile(
       | (?P<index>_\{[^}]*\} | _[tC0](?![^\W\d_]))
       | (?P<power>\^\((?P<exponent>[^()]*)\))
       | (?P<digits>[₀₁₂₃₄₅₆₇₈₉]+)
-      | (?P<word>[^\W\d_₀₁₂₃₄₅₆₇₈₉ᵀ](?:_*[^\W_₀₁₂₃₄₅₆₇₈₉ᵀ])*)
+      | (?P<word>[^\W\d_₀₁₂₃₄₅₆₇₈₉ᵀ](?:_*(?:[^\W_₀₁₂₃₄₅₆₇₈₉ᵀ]|[\u0300-\u036f]))*)
       | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
@@ -67,10 +72,15 @@ def _word(word: str) -> str:
     """An identifier, with its time index split off: beta_t, k_tilde_t, dZ, diag."""
     base, index = (word[:-2], "_{t}") if word.endswith("_t") else (word, "")
     base, index = (base[:-2], "_{C}") if base.endswith("_C") else (base, index)
+    letters = unicodedata.normalize("NFD", base)
+    if len(letters) == 2 and letters[1] in _ACCENTS:
+        return rf"\{_ACCENTS[letters[1]]}{{{_word(letters[0]).strip()}}}{index}"
     if base in _FUNCTIONS:
         return _FUNCTIONS[base] + index
     if len(base) > 1 and base[0] == "d" and (base[1:] in _GREEK or len(base) == 2 or base[1].isupper()):
         return _DIFFERENTIAL + _word(base[1:]) + index
+    if len(letters) == 3 and letters[0] == "d" and letters[2] in _ACCENTS:
+        return _DIFFERENTIAL + _word(letters[1:]) + index
     if base in _GREEK:
         return f"\\{base} {index}"
     if base in _LETTERS:

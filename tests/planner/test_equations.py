@@ -119,6 +119,8 @@ def test_signs_numbers_and_divisions() -> None:
         ("dbeta", r"\mathrm{d}\beta"),
         ("tril₋(A₁)", r"\mathrm{tril}_{-}(A_{1})"),
         ("delta", r"\delta"),
+        ("γ̂_t + ẑ_t", r"\hat{\gamma}_{t} + \hat{z}_{t}"),
+        ("dk̃ᵀ q", r"\mathrm{d}\tilde{k}^{\top} q"),
         ("diag(u)", r"\mathrm{diag}(u)"),
     ],
 )
