@@ -101,11 +101,13 @@ def run_text(op: Any, request: Request, text: bytes, sizes: Mapping[str, int], o
         return check_text(
             op,
             text,
+            sizes.get("H", 2),
+            sizes.get("K", 32),
+            sizes.get("V", 32),
             dtype=request.torch_dtype(),
             device=request.torch_device(),
             seed=request.seed,
             progress=lambda tokens: bar.advance(task, tokens),
-            **{k: v for k, v in sizes.items() if k in "HKV"},
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,6 @@ from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 
 States = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
-Carried = Tensor | tuple[Tensor, ...]
 
 
 def reference(
@@ -48,7 +48,7 @@ def reference(
     cu_seqlens: Tensor | None = None,
     consts: Mapping[str, float] | None = None,
     dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Carried | None]:
+) -> tuple[Tensor, Any]:
     """Runs ``spec`` one token after the other.
 
     ``tensors`` holds every declared input, [B, T, H, *dims], and param, [H, *dims]; head counts are
@@ -58,8 +58,8 @@ def reference(
     ``dtype``, by default the promoted type of the tensors and at least float32.
 
     Returns the output [B, T, H, *dims] and, if asked for, the state after the last token [N, H,
-    *dims] (a tuple for several states), both of type ``dtype``. Built from ordinary differentiable
-    operations: autograd goes through it any number of times.
+    *dims] (else None; a tuple for several states), both of type ``dtype``. Built from ordinary
+    differentiable operations: autograd goes through it any number of times.
     """
     problem = _Problem.bind(spec, tensors, consts or {}, initial_state, dtype)
     states = problem.start(initial_state, cu_seqlens)
