@@ -1,4 +1,8 @@
-"""Without a GPU, Triton kernels run in its interpreter; fresh memory is filled with NaN everywhere."""
+"""Without a GPU, Triton kernels run in its interpreter; fresh memory is filled with NaN everywhere.
+
+Hypothesis has no deadline: the first example of a test often pays for an import or a compilation. In
+continuous integration it draws the same examples every time.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before the first import of triton
@@ -15,7 +24,7 @@ if not torch.cuda.is_available():
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """``torch.empty`` gives NaN, so a value that nobody wrote is seen."""
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
