@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language import syntax as syn
@@ -15,9 +15,9 @@ from linalg_dsl.language.names import LONGEST, fold, is_name
 from linalg_dsl.language.spec import Interval
 from linalg_dsl.source import Span
 
-if TYPE_CHECKING:
-    from lark import Token, Tree
-
+Token = Any
+"""lark's ``Token`` and ``Tree``; lark itself is imported in ``parser.py`` alone."""
+Tree = Any
 MOST_DIGITS = 40
 LARGEST_EXPONENT = 60
 
@@ -44,13 +44,13 @@ class TreeReader:
     def token_span(self, token: Token) -> Span:
         return self.span(_int(token.start_pos), _int(token.end_pos))
 
-    def interval(self, tree: Tree[Token]) -> Interval:
-        opening, low, high, closing = cast("list[Any]", tree.children)
+    def interval(self, tree: Tree) -> Interval:
+        opening, low, high, closing = tree.children
         return interval(self.bound(low), self.bound(high), opening == "(", closing == ")")
 
-    def bound(self, tree: Tree[Token]) -> float:
+    def bound(self, tree: Tree) -> float:
         sign, values = 1, []
-        for token in cast("list[Token]", tree.children):
+        for token in tree.children:
             match token:
                 case None:
                     continue
@@ -120,7 +120,7 @@ class TreeReader:
     def expr(self, tree: Any) -> syn.Node:
         if hasattr(tree, "type"):
             return self.leaf(tree)
-        kids = cast("list[Any]", tree.children)
+        kids = tree.children
         match str(tree.data):
             case "expr":
                 return self.total(kids)
@@ -205,7 +205,7 @@ class TreeReader:
     def exponent(self, mark: Any) -> syn.Node:
         if getattr(mark, "type", "") == "SUPERSCRIPT":
             return syn.Num(Fraction(2 if mark == "\u00b2" else 3), self.token_span(mark))
-        kids = cast("list[Any]", mark.children)
+        kids = mark.children
         if str(mark.data) == "braced" or len(kids) == 1:
             return self.expr(kids[0])
         return self.signed(kids)
