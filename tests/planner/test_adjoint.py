@@ -44,7 +44,9 @@ def test_plan_and_gradients_equal_the_step_loop(case: Case, gates: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in CASES if c.name in ("channel_gate", "gated_delta", "low_rank")], ids=str
+    "case",
+    [c for c in CASES if c.name in ("channel_gate", "gated_delta", "low_rank")],
+    ids=lambda c: c.name,
 )
 def test_final_state_alone_gives_the_gradients_of_everything_but_the_query(case: Case) -> None:
     tensors = draw(case, "strong", seed=5)
