@@ -33,17 +33,16 @@ class TorchModule:
     const_names: str
     chunk: int
     inputs: tuple[str, ...]
-    timed: tuple[bool, ...]
+    timed: str
     forward_args: tuple[str, ...]
     forward_lines: tuple[str, ...]
     forward_result: str
     backward_args: tuple[str, ...]
     backward_lines: tuple[str, ...]
     backward_result: str
-    has_gradient: tuple[bool, ...]
+    has_gradient: str
     output_like: int
     first_timed: int
-    head_counts: str
     key_from: int
     key_axis: int
     value_from: int
@@ -91,19 +90,16 @@ def emit_torch(
             const_names=literal(consts),
             chunk=chunk_size or default_chunk(canonical),
             inputs=tuple(fwd.inputs),
-            timed=tuple(i.timed for i in spec.inputs),
+            timed=_tuple(repr(i.timed) for i in spec.inputs),
             forward_args=tuple(fwd.args),
             forward_lines=fwd.body(token),
             forward_result=f"{o.code}, {s_next.code}",
             backward_args=tuple(bwd.args),
             backward_lines=bwd.body(token),
             backward_result=f"{first}, {_tuple(grads)}",
-            has_gradient=tuple(g != "None" for g in grads),
+            has_gradient=_tuple(repr(g != "None") for g in grads) if "None" in grads else "",
             output_like=output_like(spec),
             first_timed=token,
-            head_counts=", ".join(
-                f"tensors[{i}].shape[{2 if decl.timed else 0}]" for i, decl in enumerate(spec.inputs)
-            ),
             key_from=key[0],
             key_axis=key[1],
             value_from=value[0],

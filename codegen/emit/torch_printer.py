@@ -20,6 +20,7 @@ SUM, PRODUCT, NEGATION, POWER, ATOM = range(5)
 
 _ORDER = ("t", "s", "K", "V")
 _INLINE_LIMIT = 72
+_LINE_LIMIT = 88
 _INLINE_OPS = frozenset(
     {"add", "mul", "unary", "sum", "read", "apply", "apply_t", "from_start", "to_end", "write"}
 )
@@ -177,12 +178,26 @@ class ChunkPrinter:
 
     # -- one node -----------------------------------------------------------------------------
     def _print(self, node: Node) -> Text:
-        args = [self._text[a] for a in node.args if a in self._text]
         attrs = dict(node.attrs)
-        text = self._value(node, args, attrs)
+        text = self._value(node, self._args(node), attrs)
+        while len(text.code) > _LINE_LIMIT and self._name_longest(node):
+            text = self._value(node, self._args(node), attrs)
         if text.axes != node.axes and not text.scalar:
             raise InternalError(f"{node.op} printed with axes {text.axes}, planned with {node.axes}")
         return text
+
+    def _args(self, node: Node) -> list[Text]:
+        return [self._text[a] for a in node.args if a in self._text]
+
+    def _name_longest(self, node: Node) -> bool:
+        """Takes the longest operand that stands inline out of the line; False where there is none."""
+        inline = [a for a in node.args if a in self._text and len(self._text[a].code) > _LINE_LIMIT // 4]
+        inline = [a for a in inline if not self._text[a].code.isidentifier()]
+        if not inline:
+            return False
+        longest = max(inline, key=lambda a: len(self._text[a].code))
+        self._text[longest] = self._assign(self.plan.nodes[longest], self._text[longest])
+        return True
 
     def _value(self, node: Node, args: list[Text], attrs: Mapping[str, object]) -> Text:
         match node.op:

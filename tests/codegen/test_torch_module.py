@@ -187,6 +187,7 @@ def test_dry_runs_give_the_same_shapes_and_types_without_data() -> None:
 def test_text_is_ascii_and_uses_every_function_it_holds(name: str) -> None:
     _, text, _ = _module(name)
     assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 110
     tree = ast.parse(text)
     defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
     called = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}

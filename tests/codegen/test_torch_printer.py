@@ -229,3 +229,18 @@ def test_helpers_come_with_those_they_call() -> None:
     assert "def channel_decay" in text
     assert "def pair_decay" in text
     assert "def substitute" not in text
+
+
+def test_long_lines_are_broken_at_their_longest_operand() -> None:
+    b = PlanBuilder()
+    values = {f"a_rather_long_name_{i}": _value(("t", "K"), i) for i in range(12)}
+    total = b.number(0)
+    for i, name in enumerate(values):
+        x = b.mul(_leaf(b, name, ("t", "K")), b.number(1.5 + i))
+        total = b.add(total, b.unary("tanh", x))
+    plan = b.finish("long", [], [("out", total)])
+    printer = ChunkPrinter(plan, {("input", n): n for n in values}, Names(reserved=values), like="S")
+    printer.run([plan.outputs[0][1]])
+    assert len(printer.lines) > 1
+    assert max(map(len, printer.lines)) <= 110
+    _agree(b, total, values)
