@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from linalg_dsl.codegen.emit.names import Names
+from linalg_dsl.codegen.emit.triton_scores import JointScores
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import OPS, Axes
 from linalg_dsl.planner.plan import Node
@@ -86,8 +87,8 @@ class Statements:
         if node.op == "ut_transform":
             self._ut_transform(n, node)
             return
-        if node.op == "decay_adjoint":
-            self._decay_adjoint(n, node)
+        if node.op in ("decayed_scores", "decay_adjoints"):
+            self.lines += JointScores(self, n, node).statements()
             return
         if node.op == "pick":
             self.text[n] = self.picks[node.args[0], _int(node, "index")]
@@ -156,7 +157,7 @@ class Statements:
                 return self._unary(node), zeros[0] and node.attr("fn") in _ZERO_AT_ZERO
             case "sum" | "amax":
                 return self._reduce(node), False
-            case "tokens":
+            case "tokens" | "expand":
                 shape = ", ".join(self.blocks[a].length for a in axes)
                 source = self.value(args[0], axes)
                 if not self.nodes[args[0]].axes:
@@ -206,12 +207,6 @@ class Statements:
                     "to_end": (False, True),
                 }[str(node.attr("kind"))]
                 return self._sums(args[0], wide, after=after, strict=strict), False
-            case "decayed_score":
-                block = self.blocks["K"].length
-                flags = _read_flags(node)
-                return self._call(
-                    "decayed_score", *args, "C", block, "LEVELS", *flags, "DOT=DOT", "PRECISION=PRECISION"
-                ), True
             case _:
                 raise InternalError(f"{node.op} has no statement: the plan is not lowered")
 
@@ -255,26 +250,12 @@ class Statements:
         return self.nodes[n].op == "number" and self.nodes[n].attr("value") == 0
 
     # -- ops with several results ---------------------------------------------------------------------
-    def _decay_adjoint(self, n: int, node: Node) -> None:
-        names = [self.names.unique(f"b_{x}_{n}") for x in ("dx", "dy", "dw")]
-        args = ", ".join(self.value(a) for a in node.args)
-        flags = ", ".join(_read_flags(node))
-        block = self.blocks["K"].length
-        self.library.add("decay_adjoint")
-        self.lines += [
-            f"{', '.join(names)} = decay_adjoint(",
-            f"    {args}, C, {block}, LEVELS, {flags}, DOT=DOT, PRECISION=PRECISION, SUMS=SUMS",
-            ")",
-        ]
-        for i, name in enumerate(names):
-            self.picks[n, i] = name
-
     def _ut_transform(self, n: int, node: Node) -> None:
         """(I - G Sigma)^-1 by masked doubling: X <- X + X (N o mask) X, one level of blocks at a time."""
         m, r = _int(node, "m"), _int(node, "r")
         scores = [node.args[i * m : (i + 1) * m] for i in range(r)]
         sigma = [node.args[r * m + j * r : r * m + (j + 1) * r] for j in range(m)]
-        self.library.add("doubling_mask")
+        self.library.add("meeting_blocks")
         system: dict[tuple[int, int], str] = {}
         inverse: dict[tuple[int, int], str] = {}
         for i in range(r):
@@ -290,7 +271,7 @@ class Statements:
                 self.lines.append(
                     f"{inverse[i, k]} = {unit if i == k else 'tl.zeros((C, C), dtype=tl.float32)'}"
                 )
-        self.lines += ["for level in range(LEVELS):", "    m_level = doubling_mask(level, C)"]
+        self.lines += ["for level in range(LEVELS):", "    m_level = meeting_blocks(level, C)"]
         step: dict[tuple[int, int], list[str]] = {}
         for i, k in system:
             masked = self.names.unique(f"b_level_{i + 1}{k + 1}")
