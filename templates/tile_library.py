@@ -104,96 +104,28 @@ def column_sums(w, C: tl.constexpr, D: tl.constexpr, AFTER: tl.constexpr, STRICT
 
 
 @triton.jit
-def decayed_score(
-    x, y, w,
-    C: tl.constexpr, D: tl.constexpr, LEVELS: tl.constexpr,
-    INCLUSIVE: tl.constexpr, EXCLUSIVE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """[C, C]: sum_i x[t,i] y[s,i] exp(w[s+1,i] + ... + w[t,i]), to w[t-1] if EXCLUSIVE; x, y, w [C, D].
+def anchored_intervals(level, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """[C, C] of 0 and 1: the tokens between row t and the anchor of its pair of blocks.
 
-    Halving: at each level neighbouring blocks of 2^level tokens meet, anchored at the boundary between
-    them: exp(sum from the boundary to t) on the rows of the second, exp(sum from s to the boundary) on
-    those of the first, one product on the tensor cores. Both sums grow from level to level by the
-    partner block's total.
+    At a level, neighbouring blocks of 2^level tokens meet; the anchor is the boundary between them. Row t
+    of the second block sums from the anchor to t (to t - 1 if EXCLUSIVE), one of the first block from
+    t + 1 to the anchor. So the row's factor of a decay is exp(this matrix @ w): no exponent spans more
+    than the interval, and none looks past t.
     """
     t = tl.arange(0, C)
-    whole = w
-    after_boundary = tl.zeros_like(w) if EXCLUSIVE else w
-    to_boundary = tl.zeros_like(w)
-    out = tl.zeros((C, C), dtype=tl.float32)
-    if INCLUSIVE:
-        out = tl.where(t[:, None] == t[None, :], tl.sum(x * y, 1)[:, None], 0.0)
-    for level in range(LEVELS):
-        second = ((t >> level) & 1)[:, None] == 1
-        rows = tl.where(second, x * tl.exp(after_boundary), 0.0).to(DOT)
-        cols = tl.where(second, 0.0, y * tl.exp(to_boundary)).to(DOT)
-        meet = (t >> (level + 1))[:, None] == (t >> (level + 1))[None, :]
-        out += tl.where(meet, tl.dot(rows, tl.trans(cols), input_precision=PRECISION), 0.0)
-        last = (((t >> level) ^ 1) << level) + (1 << level) - 1
-        partner = tl.gather(whole, tl.broadcast_to(last[:, None], (C, D)), 0)
-        whole += tl.where(second, partner, 0.0)
-        after_boundary += tl.where(second, partner, 0.0)
-        to_boundary += tl.where(second, 0.0, partner)
-    return out
+    block = t >> level
+    row = t[:, None]
+    column = t[None, :]
+    if EXCLUSIVE:
+        after = column < row
+    else:
+        after = column <= row
+    inside = tl.where((block & 1)[:, None] == 1, after, column > row)
+    return tl.where((block[:, None] == block[None, :]) & inside, 1.0, 0.0)
 
 
 @triton.jit
-def decay_adjoint(
-    a, x, y, w,
-    C: tl.constexpr, D: tl.constexpr, LEVELS: tl.constexpr,
-    INCLUSIVE: tl.constexpr, EXCLUSIVE: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr, SUMS: tl.constexpr,
-):  # fmt: skip
-    """The derivatives of sum a[t,s] x[t,i] y[s,i] Lambda[t<-s,i] in x, y and w, by the same halving.
-
-    A pair of blocks gives the gates of the second the sums of x dx over the later rows, those of the
-    first the sums of y dy over the earlier ones: only sums, taken in SUMS precision.
-    """
-    t = tl.arange(0, C)
-    whole = w
-    after_boundary = tl.zeros_like(w) if EXCLUSIVE else w
-    to_boundary = tl.zeros_like(w)
-    dx = tl.zeros_like(x)
-    dy = tl.zeros_like(y)
-    dw = tl.zeros_like(w)
-    if INCLUSIVE:
-        diagonal = tl.sum(tl.where(t[:, None] == t[None, :], a, 0.0), 1)[:, None]
-        dx += diagonal * y
-        dy += diagonal * x
-    for level in range(LEVELS):
-        second = ((t >> level) & 1)[:, None] == 1
-        from_boundary = tl.exp(after_boundary)
-        up_to_boundary = tl.exp(to_boundary)
-        rows = tl.where(second, x * from_boundary, 0.0).to(DOT)
-        cols = tl.where(second, 0.0, y * up_to_boundary).to(DOT)
-        below = (t & (1 << level))[:, None] > (t & (1 << level))[None, :]
-        block = t >> (level + 1)
-        meet = (block[:, None] == block[None, :]) & below
-        part = tl.where(meet, a, 0.0).to(DOT)
-        d_rows = tl.where(second, from_boundary * tl.dot(part, cols, input_precision=PRECISION), 0.0)
-        d_cols = tl.where(
-            second, 0.0, up_to_boundary * tl.dot(tl.trans(part), rows, input_precision=PRECISION)
-        )
-        dx += d_rows
-        dy += d_cols
-        half = t >> level
-        inside = half[:, None] == half[None, :]
-        if EXCLUSIVE:
-            later = t[None, :] > t[:, None]
-        else:
-            later = t[None, :] >= t[:, None]
-        chosen = tl.where(second, inside & later, inside & (t[None, :] < t[:, None]))
-        dw += tl.dot(tl.where(chosen, 1.0, 0.0), x * d_rows + y * d_cols, input_precision=SUMS)
-        last = ((half ^ 1) << level) + (1 << level) - 1
-        partner = tl.gather(whole, tl.broadcast_to(last[:, None], (C, D)), 0)
-        whole += tl.where(second, partner, 0.0)
-        after_boundary += tl.where(second, partner, 0.0)
-        to_boundary += tl.where(second, 0.0, partner)
-    return dx, dy, dw
-
-
-@triton.jit
-def doubling_mask(level, C: tl.constexpr):
+def meeting_blocks(level, C: tl.constexpr):
     """[C, C]: rows in the second, columns in the first of two neighbouring blocks of 2^level tokens."""
     t = tl.arange(0, C)
     half = t >> level

@@ -165,6 +165,15 @@ def substitute_reversed(system, right):
     return torch.linalg.solve_triangular(-system.mT, right, upper=True, unitriangular=True)
 ''',
     ),
+    "by_token": (
+        (),
+        '''
+def by_token(solve, system, right):
+    """Solves for several rows of every token at once; the system is interleaved."""
+    rows = torch.stack(right, -2)
+    return solve(system, rows.flatten(-3, -2)).unflatten(-2, rows.shape[-3:-1]).unbind(-2)
+''',
+    ),
     "interleave": (
         (),
         '''

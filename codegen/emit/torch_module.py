@@ -76,7 +76,7 @@ def emit_torch(
     d_state, parts = texts[0], dict(zip(gradients, texts[1:], strict=True))
     first = "torch.zeros_like(dS)" if d_state.scalar else d_state.code
     numbers = dict(canonical.consts)
-    grads = [_gradient(decl, parts, numbers) for decl in spec.inputs]
+    grads = [bwd.gradient(decl, parts, numbers) for decl in spec.inputs]
     token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
     key, value = axis_source(spec, "K"), axis_source(spec, "V")
     return render(
@@ -120,7 +120,7 @@ class _Function:
         leading: tuple[tuple[str, str], ...],
         wanted: tuple[str, ...],
     ) -> None:
-        names = Names(reserved=("C", "K", "V"))
+        self.names = names = Names(reserved=("C", "K", "V"))
         leaves = {key: names.unique(name) for key, name in zip(leading, wanted, strict=True)}
         first = [leaves[key] for key in leading]
         self.inputs = []
@@ -133,6 +133,21 @@ class _Function:
             last.append(name)
         self.args = [*first, *self.inputs, *last]
         self.printer = ChunkPrinter(plan, leaves, names, like="S")
+
+    def gradient(self, decl: Input, parts: Mapping[str, Text], numbers: Mapping[str, float]) -> str:
+        """One gradient of the input's shape: rows stacked, zero where unused; "None" where there is none."""
+        whole = parts.get(f"d_{decl.name}")
+        if whole is not None:
+            return whole.code
+        rows = [parts.get(f"d_{decl.name}[{j}]") for j in range(row_count(decl, numbers))]
+        used = [row.code for row in rows if row is not None]
+        if not used:
+            return "None"
+        zero = f"torch.zeros_like({used[0]})"
+        stacked = ", ".join(zero if row is None else row.code for row in rows)
+        name = self.names.unique(f"d_{decl.name}")
+        self.printer.lines.append(f"{name} = torch.stack([{stacked}], {-len(decl.dims)})")
+        return name
 
     def body(self, token: int) -> tuple[str, ...]:
         """The statements, after the sizes that they mention."""
@@ -177,19 +192,6 @@ def axis_source(spec: RecurrenceSpec, axis: str) -> tuple[int, int]:
         if axis in decl.dims:
             return i, decl.dims.index(axis) - len(decl.dims)
     raise ArgumentError(f"{spec.name}: no input has the axis {axis}, so nothing says how large it is")
-
-
-def _gradient(decl: Input, parts: dict[str, Text], numbers: Mapping[str, float]) -> str:
-    """One gradient of the shape of the input: rows stacked, zero where unused; "None" where there is none."""
-    whole = parts.get(f"d_{decl.name}")
-    if whole is not None:
-        return whole.code
-    rows = [parts.get(f"d_{decl.name}[{j}]") for j in range(row_count(decl, numbers))]
-    used = [row.code for row in rows if row is not None]
-    if not used:
-        return "None"
-    stacked = ", ".join(f"torch.zeros_like({used[0]})" if row is None else row.code for row in rows)
-    return f"torch.stack([{stacked}], {-len(decl.dims)})"
 
 
 def row_count(decl: Input, numbers: Mapping[str, float]) -> int:

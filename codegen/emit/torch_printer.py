@@ -136,6 +136,7 @@ class ChunkPrinter:
         self.sizes: set[str] = set()
         self._text: dict[int, Text] = {}
         self._systems: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[Text]]] = {}
+        self._wholes: dict[tuple[str, ...], Text] = {}
         self._solved: dict[int, list[Text]] = {}
         self._uses: dict[int, int] = {}
 
@@ -411,19 +412,25 @@ class ChunkPrinter:
         if len(right) == 1:
             self.used.add(helper)
             return [self._let(names[0], call(helper, system[0][0], right[0], axes=axes))]
-        self.used |= {helper, "interleave"}
-        blocks = ", ".join(
-            "["
-            + ", ".join(b.code if b.number != 0 else f"torch.zeros_like({known[0].code})" for b in row)
-            + "]"
-            for row in system
-        )
-        whole = self._let("systems", call("interleave", f"[{blocks}]", axes=("t", "s")))
-        rows = ", ".join(x.code for x in right)
+        self.used |= {helper, "interleave", "by_token"}
+        whole = self._interleaved(system)
+        if sum(len(x.code) for x in right) > _LINE_LIMIT // 2:
+            right = [self._let("right", x) for x in right]
         made = [self.names.unique(n) for n in names]
-        stacked = call(helper, whole, f"torch.stack([{rows}], -2).flatten(-3, -2)")
-        self.lines.append(f"{', '.join(made)} = {stacked.code}.unflatten(-2, (-1, {len(made)})).unbind(-2)")
+        rows = ", ".join(x.code for x in right)
+        self.lines.append(f"{', '.join(made)} = by_token({helper}, {whole.code}, [{rows}])")
         return [Text(n, ATOM, axes) for n in made]
+
+    def _interleaved(self, system: list[list[Text]]) -> Text:
+        """The blocks as one matrix, shared by a solve and its adjoint."""
+        key = tuple(b.code for row in system for b in row)
+        if key not in self._wholes:
+            some = next(b.code for row in system for b in row if b.number != 0)
+            zero = f"torch.zeros_like({some})"
+            rows = [", ".join(zero if b.number == 0 else b.code for b in row) for row in system]
+            blocks = ", ".join(f"[{row}]" for row in rows)
+            self._wholes[key] = self._let("systems", call("interleave", f"[{blocks}]", axes=("t", "s")))
+        return self._wholes[key]
 
 
 def _joined(a: Text, b: Text) -> Axes:

@@ -24,7 +24,7 @@ _RESERVED = (
     "o_t", "o_k", "o_v", "o_s", "m_t", "m_k", "m_v", "m_s", "b_s", "m_level", "level",
     "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound", "first_mark",
     "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum", "row_sums",
-    "column_sums", "decayed_score", "decay_adjoint", "doubling_mask",
+    "column_sums", "anchored_intervals", "meeting_blocks",
 )  # fmt: skip
 
 

@@ -139,7 +139,7 @@ class _Cut:
 
     def _feeds_decay(self, n: int) -> bool:
         return any(
-            self.nodes[u].op in ("from_start", "to_end", "total", "decayed_score", "decay_adjoint")
+            self.nodes[u].op in ("from_start", "to_end", "total", "decayed_scores", "decay_adjoints")
             and self.nodes[u].args[-1] == n
             for u in self.users[n]
         )

@@ -4,15 +4,17 @@
   U = T (R + G W), Z = W + Sigma U, so T needs G and Sigma only and can be made before the walk;
   its reversed form X = T^T (dU + Sigma^T dZ), Y = dZ + G^T X shares that T;
 - ``scale_state`` becomes a product with ``total``;
-- the three derivatives of one decayed score become one ``decay_adjoint``: they share the walk over
-  block pairs.
+- the decayed scores of one gate become one op, and so do their derivatives: they share the walk over
+  block pairs and its exponentials.
 """
 
 from __future__ import annotations
 
 from functools import reduce
 
+from linalg_dsl.codegen.schedule.joint_scores import ScoreGroup, adjoint_groups, score_groups
 from linalg_dsl.errors import InternalError
+from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
 
 
@@ -36,16 +38,26 @@ class _Lowering:
         self.plan = plan
         self.new: dict[int, int] = {}
         self.solved: dict[int, tuple[int, ...]] = {}
-        self.factors = _score_factors(plan)
+        self.scores = score_groups(plan)
+        self.adjoints = adjoint_groups(plan)
+        self.stand_ins = {
+            w: {result: n for n, result in group.terms.items()} for w, group in self.adjoints.items()
+        }
 
     def run(self) -> dict[int, int]:
-        for i, node in enumerate(self.plan.nodes):
-            self.new[i] = self.b.label(self._node(i, node), node.label)
+        for i in range(len(self.plan.nodes)):
+            self._get(i)
         return self.new
 
-    def _node(self, i: int, node: Node) -> int:
+    def _get(self, i: int) -> int:
+        """The lowered value of node i; a joint op asks for operands that come later in the plan."""
+        if i not in self.new:
+            node = self.plan.nodes[i]
+            self.new[i] = self.b.label(self._node(i, node, [self._get(a) for a in node.args]), node.label)
+        return self.new[i]
+
+    def _node(self, i: int, node: Node, args: list[int]) -> int:
         b = self.b
-        args = [self.new[a] for a in node.args]
         match node.op:
             case "solve" | "solve_t":
                 self.solved[i] = self._solve(args, _int(node, "m"), _int(node, "r"), node.op == "solve_t")
@@ -54,8 +66,10 @@ class _Lowering:
                 return self.solved[node.args[0]][_int(node, "index")]
             case "scale_state":
                 return b.mul(args[0], b.add_node("total", (args[1],), b.axes(args[1])[1:]))
+            case "decayed_score":
+                return self._score(node)
             case "decay_apply" | "pair_gate":
-                return self._derivative(node, args)
+                return self._derivative(i, node)
             case _:
                 return b.add_node(node.op, args, node.axes, node.label, **dict(node.attrs))
 
@@ -80,36 +94,29 @@ class _Lowering:
         full = [self._sum(z[j], *(b.mul(sigma[j][i], solved[i]) for i in range(r))) for j in range(m)]
         return (*full, *solved)
 
-    def _derivative(self, node: Node, args: list[int]) -> int:
-        b = self.b
-        read = node.attr("read")
-        x, y = self.factors[node.args[0], node.args[-1], read]
-        joint = b.add_node(
-            "decay_adjoint", (args[0], self.new[x], self.new[y], args[-1]), ("t", "K"), read=read
-        )
-        index = 2 if node.op == "pair_gate" else int(bool(node.attr("transposed")))
-        return b.add_node("pick", (joint,), ("t", "K"), index=index)
+    def _score(self, node: Node) -> int:
+        group = self.scores[node.args[-1]]
+        x, y, w = node.args
+        joint = self._joint("decayed_scores", group, [], ("t", "s"))
+        pair = (group.rows.index((x, str(node.attr("read")))), group.cols.index(y))
+        return self.b.add_node("pick", (joint,), ("t", "s"), index=group.pairs.index(pair))
+
+    def _derivative(self, i: int, node: Node) -> int:
+        """The sum of all terms of a result where its last term stood, zero for the others."""
+        w = node.args[-1]
+        group = self.adjoints[w]
+        result = group.terms[i]
+        if self.stand_ins[w][result] != i:
+            return self.b.number(0)
+        joint = self._joint("decay_adjoints", group.scores, group.scores.cotangents, ("t", "K"))
+        return self.b.add_node("pick", (joint,), ("t", "K"), index=result)
+
+    def _joint(self, op: str, group: ScoreGroup, first: list[int], axes: Axes) -> int:
+        operands = [*first, *(x for x, _ in group.rows), *group.cols, group.w]
+        return self.b.add_node(op, [self._get(n) for n in operands], axes, **group.attrs())
 
     def _sum(self, *terms: int) -> int:
         return reduce(self.b.add, terms)
-
-
-def _score_factors(plan: ChunkPlan) -> dict[tuple[int, int, object], tuple[int, int]]:
-    """For each (A, w, read) of a decayed score's derivatives: the score's x and y.
-
-    Where only one of them is wanted the other factor is not in the plan; any value of that shape
-    does, since its derivative is not read.
-    """
-    found: dict[tuple[int, int, object], dict[str, int]] = {}
-    for node in plan.nodes:
-        if node.op == "pair_gate":
-            a, x, y, w = node.args
-            found.setdefault((a, w, node.attr("read")), {}).update(x=x, y=y)
-        elif node.op == "decay_apply":
-            a, z, w = node.args
-            side = "x" if node.attr("transposed") else "y"
-            found.setdefault((a, w, node.attr("read")), {}).setdefault(side, z)
-    return {key: (xy.get("x", xy.get("y", -1)), xy.get("y", xy.get("x", -1))) for key, xy in found.items()}
 
 
 def _int(node: Node, name: str) -> int:

@@ -103,8 +103,16 @@ _TABLE: tuple[OpInfo, ...] = (
     OpInfo("ut_transform", "T = (I - G Sigma)^-1 as r x r blocks [t,s]; picks row-major", "lowered", True),
     OpInfo("total", "Lambda_{C<-0}", "lowered", True),
     OpInfo(
-        "decay_adjoint",
-        "of A, x, y, w: the decay_apply, the transposed decay_apply and the pair_gate; picks 0, 1, 2",
+        "decayed_scores",
+        "all scores of one w: args x (rows), y (cols), w; attrs rows, cols, reads (one per row), pairs "
+        "(row-col ...); picks in the order of pairs",
+        "lowered",
+        True,
+    ),
+    OpInfo(
+        "decay_adjoints",
+        "their derivatives: args A (one per pair), x, y, w; picks dx (rows), dy (cols), dw, each summed "
+        "over its pairs",
         "lowered",
         True,
     ),
@@ -124,6 +132,8 @@ def contracted_axes(op: str, axes: tuple[Axes, ...], attrs: dict[str, object]) -
     match op:
         case "score" | "decayed_score":
             return frozenset(axes[0][1:])
+        case "decayed_scores":
+            return frozenset({"K"})
         case "read":
             return frozenset({str(attrs["con"])})
         case "sum" | "amax":

@@ -1,0 +1,154 @@
+"""Statements of the decayed scores of one gate, and of their derivatives: one loop over block levels.
+
+At each level neighbouring blocks of tokens meet at an anchor, the boundary between them. One product with
+a 0/1 matrix sums w between every row and its anchor (adding only), one exponential gives the row's factor:
+rows of the second block are scaled for x, those of the first for y, and their products on the tensor
+cores are the scores of the pairs that meet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from linalg_dsl.planner.plan import Node
+
+if TYPE_CHECKING:
+    from linalg_dsl.codegen.emit.triton_statements import Statements
+
+_STRICT = {True: "strict", False: "whole"}
+
+
+class JointScores:
+    """Prints one ``decayed_scores`` or ``decay_adjoints`` node; its results go to ``out.picks``."""
+
+    def __init__(self, out: Statements, n: int, node: Node) -> None:
+        self.out, self.n = out, n
+        attrs = dict(node.attrs)
+        rows, cols = int(str(attrs["rows"])), int(str(attrs["cols"]))
+        self.reads = str(attrs["reads"]).split(",")
+        self.pairs = [(int(p.split("-")[0]), int(p.split("-")[1])) for p in str(attrs["pairs"]).split(",")]
+        args = list(node.args)
+        self.adjoint = node.op == "decay_adjoints"
+        self.a = [out.value(i) for i in args[: len(self.pairs)]] if self.adjoint else []
+        rest = args[len(self.a) :]
+        self.x = [out.value(i) for i in rest[:rows]]
+        self.y = [out.value(i) for i in rest[rows : rows + cols]]
+        self.w = out.value(rest[-1])
+        self.block = out.blocks["K"].length
+        self.exclusive = [read == "exclusive" for read in self.reads]
+        """Whether the interval of a row ends before it: those rows have factors of their own."""
+        self.kinds = sorted(set(self.exclusive))
+        self.of_cols = self.kinds[0]
+
+    def statements(self) -> list[str]:
+        gate = self._name("w")
+        lines = [
+            "# a reset is a log decay of -inf; the sums below are products with 0 and 1, so it has to be finite",
+            f"{gate} = tl.maximum({self.w}, -1e30)",
+        ]
+        self.gate = gate
+        return lines + (self._adjoints() if self.adjoint else self._scores())
+
+    # -- forward --------------------------------------------------------------------------------------
+    def _scores(self) -> list[str]:
+        lines = []
+        results = []
+        for number, (i, j) in enumerate(self.pairs):
+            name = self._name("score", i, j)
+            results.append(name)
+            self.out.picks[self.n, number] = name
+            if self.reads[i] == "inclusive":
+                diagonal = f"tl.sum({self.x[i]} * {self.y[j]}, 1)[:, None]"
+                lines.append(f"{name} = tl.where(o_t[:, None] == o_t[None, :], {diagonal}, 0.0)")
+            else:
+                lines.append(f"{name} = tl.zeros((C, C), dtype=tl.float32)")
+        body, factors, rows, cols = self._level()
+        for (i, j), name in zip(self.pairs, results, strict=True):
+            product = f"tl.dot({rows[i]}, tl.trans({cols[j]}), input_precision=PRECISION)"
+            body.append(f"{name} += tl.where(m_meet, {product}, 0.0)")
+        return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body)]
+
+    # -- backward -------------------------------------------------------------------------------------
+    def _adjoints(self) -> list[str]:
+        lines = []
+        dx = [self._name("dx", i) for i in range(len(self.x))]
+        dy = [self._name("dy", j) for j in range(len(self.y))]
+        dw = self._name("dw")
+        diagonal: dict[int, str] = {}
+        for number, (i, _) in enumerate(self.pairs):
+            if self.reads[i] == "inclusive":
+                diagonal[number] = self._name("diagonal", number)
+                lines.append(
+                    f"{diagonal[number]} = tl.sum(tl.where(o_t[:, None] == o_t[None, :], {self.a[number]}, 0.0), 1)"
+                )
+        for axis, (names, others) in enumerate(((dx, self.y), (dy, self.x))):
+            for at, name in enumerate(names):
+                terms = [
+                    f"{diagonal[number]}[:, None] * {others[pair[1 - axis]]}"
+                    for number, pair in enumerate(self.pairs)
+                    if pair[axis] == at and number in diagonal
+                ]
+                lines.append(
+                    f"{name} = {' + '.join(terms) or f'tl.zeros((C, {self.block}), dtype=tl.float32)'}"
+                )
+        lines.append(f"{dw} = tl.zeros((C, {self.block}), dtype=tl.float32)")
+        for at, name in enumerate([*dx, *dy, dw]):
+            self.out.picks[self.n, at] = name
+        body, factors, rows, cols = self._level()
+        part = []
+        for number in range(len(self.pairs)):
+            part.append(self._name("part", number))
+            body.append(f"{part[number]} = tl.where(m_meet, {self.a[number]}, 0.0).to(DOT)")
+        moved: dict[bool, list[str]] = {kind: [] for kind in self.kinds}
+        for i, name in enumerate(dx):
+            terms = [
+                f"tl.dot({part[k]}, {cols[j]}, input_precision=PRECISION)"
+                for k, (row, j) in enumerate(self.pairs) if row == i
+            ]  # fmt: skip
+            step = self._name("step_x", i)
+            factor = factors[self.exclusive[i]]
+            body += [
+                f"{step} = tl.where(m_second, {factor} * ({' + '.join(terms)}), 0.0)", f"{name} += {step}"
+            ]  # fmt: skip
+            moved[self.exclusive[i]].append(f"{self.x[i]} * {step}")
+        for j, name in enumerate(dy):
+            terms = [
+                f"tl.dot(tl.trans({part[k]}), {rows[i]}, input_precision=PRECISION)"
+                for k, (i, col) in enumerate(self.pairs) if col == j
+            ]  # fmt: skip
+            step = self._name("step_y", j)
+            factor = factors[self.of_cols]
+            body += [
+                f"{step} = tl.where(m_second, 0.0, {factor} * ({' + '.join(terms)}))", f"{name} += {step}"
+            ]  # fmt: skip
+            moved[self.of_cols].append(f"{self.y[j]} * {step}")
+        for kind, terms in moved.items():
+            back = f"tl.trans(m_{_STRICT[kind]})"
+            body.append(f"{dw} += tl.dot({back}, {' + '.join(terms)}, input_precision=SUMS)")
+        return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body)]
+
+    # -- shared ---------------------------------------------------------------------------------------
+    def _level(self) -> tuple[list[str], dict[bool, str], list[str], list[str]]:
+        """Statements of one level: masks, factors by kind of row, scaled rows and columns."""
+        self.out.library |= {"anchored_intervals", "meeting_blocks"}
+        body = ["m_meet = meeting_blocks(level, C)", "m_second = ((o_t >> level) & 1)[:, None] == 1"]
+        factors = {}
+        for kind in self.kinds:
+            sums = f"m_{_STRICT[kind]}"
+            factors[kind] = self._name(f"factor_{_STRICT[kind]}")
+            body += [
+                f"{sums} = anchored_intervals(level, C, EXCLUSIVE={kind})",
+                f"{factors[kind]} = tl.exp(tl.dot({sums}, {self.gate}, input_precision=SUMS))",
+            ]
+        rows, cols = [], []
+        for i, x in enumerate(self.x):
+            rows.append(self._name("rows", i))
+            body.append(f"{rows[i]} = tl.where(m_second, {x} * {factors[self.exclusive[i]]}, 0.0).to(DOT)")
+        for j, y in enumerate(self.y):
+            cols.append(self._name("cols", j))
+            body.append(f"{cols[j]} = tl.where(m_second, 0.0, {y} * {factors[self.of_cols]}).to(DOT)")
+        return body, factors, rows, cols
+
+    def _name(self, what: str, *numbers: int) -> str:
+        tail = "".join(str(n + 1) for n in numbers)
+        return self.out.names.unique(f"b_{what}{f'_{tail}' if tail else ''}")
