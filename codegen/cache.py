@@ -73,8 +73,14 @@ def cache_directory() -> Path:
     """The directory of generated modules, made if need be and checked to be the user's alone."""
     given = os.environ.get(ENVIRONMENT_VARIABLE)
     path = Path(given).expanduser() if given else _user_cache() / "linalg_dsl"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.stat()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+    except OSError as error:
+        raise CacheError(
+            f"cannot make the cache directory {path} ({error.strerror}); set {ENVIRONMENT_VARIABLE} to a "
+            "directory that you can write"
+        ) from error
     if hasattr(os, "getuid"):
         if found.st_uid != os.getuid():
             raise CacheError(f"cache directory {path} belongs to another user; set {ENVIRONMENT_VARIABLE}")

@@ -102,6 +102,13 @@ def test_a_file_that_others_can_write_is_refused(place: Path) -> None:
         load_module("gated", "X = 1\n")
 
 
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(tmp_path / "file" / "cache"))
+    with pytest.raises(CacheError, match=cache.ENVIRONMENT_VARIABLE):
+        load_module("gated", "X = 1\n")
+
+
 @pytest.mark.parametrize("name", ["../x", "a b", "", "1x", "x" * 200])
 def test_names_cannot_lead_elsewhere(place: Path, name: str) -> None:
     with pytest.raises(InternalError):
