@@ -39,7 +39,7 @@ from linalg_dsl.algebra.expr import (
     transpose,
 )
 from linalg_dsl.algebra.factors import UNIT, Factors, collected, split_factors
-from linalg_dsl.algebra.rules import Word, distribute_product, is_matrix, is_small
+from linalg_dsl.algebra.rules import Word, distribute_product, is_matrix, is_small, split_inner_products
 from linalg_dsl.errors import DslError, InternalError
 
 
@@ -296,8 +296,7 @@ class Normaliser:
                 raise DslError.single("E953", "a row of this matrix is not supported yet", expr.span)
 
     def _pick_product(self, factors: tuple[Expr, ...], j: int) -> Expr:
-        scalars = [f for f in factors if f.is_scalar]
-        first, *rest = [f for f in factors if not f.is_scalar]
+        scalars, (first, *rest) = split_inner_products(factors)
         if isinstance(first, Diag):
             return mul((*scalars, self.pick(first.arg, j), self.pick(mul(rest), j)))
         if isinstance(first, Identity):

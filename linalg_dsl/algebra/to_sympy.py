@@ -109,6 +109,7 @@ def _functions() -> SimpleNamespace:
     return SimpleNamespace(
         sympy=sympy,
         minimum=minimum,
+        custom=(*custom, minimum),
         classes={
             **{c.__name__: c for c in custom},
             "exp": sympy.exp,
@@ -168,7 +169,7 @@ class _Translation:
             return self.stands_for[value]
         if value.is_Rational:
             return Number(Fraction(int(value.p), int(value.q)))
-        if value.is_number:
+        if value.is_number and not value.has(*self.space.custom):
             return self._constant(value)
         if value.is_Add:
             return add(self.back(t) for t in sorted(value.args, key=self._place))

@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from linalg_dsl.algebra.expr import (
     ONE,
@@ -60,7 +62,8 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
     rewrites: list[Rewrite] = []
     update, outputs = spec.updates[0], spec.outputs
     value = constants.substitute(update.value)
-    found = linear_map(value, state.name, normaliser)
+    with _placed(update):
+        found = linear_map(value, state.name, normaliser)
     _record_distribution(rewrites, update, value, found, state)
     decay = take_decay(found.diagonals, spec, normaliser)
     _record_decay(rewrites, decay, state)
@@ -72,7 +75,8 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
     columns = merge_columns(erases, found.writes)
     _check_size(columns, update, state)
     _record_merge(rewrites, erases, found.writes, columns)
-    output, kept = _read_with_runtime_consts(spec, outputs[0], value, decay, normaliser, constants)
+    with _placed(outputs[0]):
+        output, kept = _read_with_runtime_consts(spec, outputs[0], decay, normaliser, constants)
     _record_reads(rewrites, outputs[0], output, state)
     used = _used_consts(spec, constants) - kept
     made = Recurrence(
@@ -177,10 +181,19 @@ def _one_state(spec: RecurrenceSpec) -> State:
     return state
 
 
+@contextmanager
+def _placed(equation: Equation) -> Iterator[None]:
+    """Gives mistakes without a place that of their equation."""
+    try:
+        yield
+    except DslError as err:
+        place = equation.value.span or equation.span
+        raise DslError(replace(m, span=m.span or place) for m in err.mistakes) from None
+
+
 def _read_with_runtime_consts(
     spec: RecurrenceSpec,
     equation: Equation,
-    update: Expr,
     decay: FoundDecay,
     normaliser: Normaliser,
     constants: Constants,

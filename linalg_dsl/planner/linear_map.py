@@ -5,7 +5,7 @@ S_t = Σ scale diag(d) S_{t-1}  +  Σ scale column rowᵀ S_{t-1}  +  Σ scale c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from linalg_dsl.algebra.expr import Diag, Expr, Symbol
 from linalg_dsl.algebra.factors import Factors
@@ -62,7 +62,7 @@ def linear_map(update: Expr, state: str, normaliser: Normaliser) -> LinearMap:
     erases: list[RankOne] = []
     writes: list[RankOne] = []
     for word in distribute(update, test.within):
-        for part in normaliser.unroll(word):
+        for part in normaliser.unroll(replace(word, span=word.span or update.span)):
             at = state_position(part, test)
             if at is None:
                 piece = normaliser.collapse(part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from linalg_dsl.algebra.expr import ZERO, Expr, Number, Symbol, mul, show_shape, transpose
@@ -59,7 +59,10 @@ def read_output(
     test = SymbolTest(state)
     found: list[_OneRead] = []
     token_terms: list[tuple[tuple[Expr, ...], Expr]] = []
-    words = [p for w in distribute(value, test.within) for p in normaliser.unroll(w)]
+    place = value.span or output.span
+    words = [
+        p for w in distribute(value, test.within) for p in normaliser.unroll(replace(w, span=w.span or place))
+    ]
     for word in words:
         at = state_position(word, test)
         if at is not None:

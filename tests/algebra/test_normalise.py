@@ -49,6 +49,8 @@ VECTORS = {
     "dot(z_t, z_t) k_t": "(z_{t,1} z_{t,1} + z_{t,2} z_{t,2}) k_t",
     "sum(beta_t k_t ⊙ p_t) k_t": "beta_t dot(k_t, p_t) k_t",
     "(beta_t / (2 beta_t + 1)) k_t": "beta_t (1 / (2 beta_t + 1)) k_t",
+    "x_tᵀ ((k_tᵀ p_t) (x_t k_t))": "dot(k_t, p_t) (dot(x_{t,1}, k_t) x_{t,1} + dot(x_{t,2}, k_t) x_{t,2})",
+    "k_t k_tᵀ (p_tᵀ a_t) k_t": "dot(p_t, a_t) dot(k_t, k_t) k_t",
     "l2norm(z_t)ᵀ x_t": None,
     "softmax(z_t)ᵀ x_t": None,
     "min(k_t, p_t) + max(beta_t, 0)": "min(k_t, p_t) + max(beta_t, 0)",

@@ -51,6 +51,9 @@ LOGS = [
     (f, "log(f_t)"),
     (add((ONE, negate(f))), "log(1 - f_t)"),
     (number(1), "0"),
+    (number("0.9"), "log(0.9)"),
+    (mul((number("0.5"), fn("exp", g))), "log(0.5) + g_t"),
+    (mul((fn("sigmoid", number(2)), fn("exp", g))), "-softplus(-2) + g_t"),
 ]
 
 
