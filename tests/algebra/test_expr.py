@@ -61,8 +61,8 @@ def evaluate(expr: Expr) -> Tensor:
         case ex.Product(factors):
             out = evaluate(factors[0])
             for factor in factors[1:]:
-                value = evaluate(factor)
-                out = out * value if 1 in (out.numel(), value.numel()) else out @ value
+                right = evaluate(factor)
+                out = out * right if 1 in (out.numel(), right.numel()) else out @ right
             return out
         case ex.Hadamard(factors):
             return torch.stack([evaluate(f) for f in factors]).prod(0)

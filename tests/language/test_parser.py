@@ -242,6 +242,8 @@ def test_an_index_counts_only_at_the_end_of_a_word() -> None:
         ("a_t - beta_t - c_t", "(a_t - beta_t) - c_t"),
         ("a_t - beta_t c_t", "a_t - (beta_t c_t)"),
         ("a_t * -c_t", "-(a_t c_t)"),
+        ("(-a_t) (-c_t)", "a_t c_t"),
+        ("(-a_t) / (-c_t)", "a_t / c_t"),
         ("a_t + -c_t", "a_t - c_t"),
         ("2 a_t^2", "2 (a_t^2)"),
         ("k_t ⊙ x_t v_tᵀ", "(k_t ⊙ x_t) v_tᵀ"),
