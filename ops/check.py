@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.reference import reference
+from linalg_dsl.planner.evaluate_form import run_form
 
 if TYPE_CHECKING:
     from linalg_dsl.ops.op import CompiledOp
@@ -22,16 +24,26 @@ NEGLIGIBLE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """One tensor: relative L2 error, largest error over largest value, and the bound for both."""
+    """One tensor: relative L2 error, largest error over largest value, and the bound for both.
+
+    ``conditioning`` has the same two errors of a step loop whose products take short operands, where
+    that was looked at: a recurrence that amplifies rounding so is held to twice those.
+    """
 
     name: str
     l2: float
     largest: float
     bound: float
+    conditioning: tuple[float, float] | None = None
 
     @property
     def ok(self) -> bool:
-        return self.l2 <= self.bound and self.largest <= self.bound  # False for NaN
+        if self.l2 <= self.bound and self.largest <= self.bound:
+            return True
+        if self.conditioning is None:
+            return False  # and so for NaN
+        l2, largest = (max(self.bound, 2 * x) for x in self.conditioning)
+        return self.l2 <= l2 and self.largest <= largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,10 @@ class CheckReport:
         ]
         for r in self.rows:
             verdict = "ok" if r.ok else "TOO LARGE"
+            if r.conditioning is not None:
+                verdict += (
+                    f" (a step loop with short operands: {r.conditioning[0]:.1e}, {r.conditioning[1]:.1e})"
+                )
             lines.append(f"  {r.name:<{width}}  {r.l2:9.2e}  {r.largest:9.2e}  {r.bound:9.1e}  {verdict}")
         return "\n".join(lines)
 
@@ -122,20 +138,29 @@ def run_check(
     options: dict[str, Any] = {"initial_state": initial, "output_final_state": True, "cu_seqlens": offsets}
     options |= consts or {}
     o, state = op(*tensors.values(), **options)
-    wanted, grads = reference_results(op, leaves, o, state, cu_seqlens, consts, seed)
     weights = _cotangents(o, state, seed)
+    wanted, grads = reference_results(op, leaves, weights, cu_seqlens, consts)
     found = torch.autograd.grad((o, state), list(leaves.values()), weights)
     backend = op.backend_for(where.type, dtype == torch.float64)
-    rows = [
-        compare("o", o, wanted[0], output_bound(backend, dtype)),
-        compare("final state", state, wanted[1], output_bound(backend, dtype)),
-    ]
+    results = {"o": (o, wanted[0]), "final state": (state, wanted[1])}
+    results |= {f"d {n}": (got, want) for n, got, want in zip(leaves, found, grads, strict=True)}
     scale = max((g.norm().item() for g in grads), default=0.0)
-    bound = gradient_bound(backend, dtype)
-    rows += [
-        compare(f"d {name}", got, want, bound, scale)
-        for name, got, want in zip(leaves, found, grads, strict=True)
-    ]
+
+    def row(name: str, got: Tensor) -> CheckRow:
+        gradient = name.startswith("d ")
+        bound = gradient_bound(backend, dtype) if gradient else output_bound(backend, dtype)
+        return compare(name, got, results[name][1], bound, scale if gradient else 0.0)
+
+    rows = [row(name, got) for name, (got, _) in results.items()]
+    if dtype in (torch.float16, torch.bfloat16) and not all(r.ok for r in rows):
+        short_o, short_state, *short_grads = short_operand_results(
+            op, leaves, weights, dtype, cu_seqlens, consts
+        )
+        yardstick = dict(zip(results, (short_o, short_state, *short_grads), strict=True))
+        for i, failed in enumerate(rows):
+            if not failed.ok:
+                short = row(failed.name, yardstick[failed.name])
+                rows[i] = replace(failed, conditioning=(short.l2, short.largest))
     packed = "" if cu_seqlens is None else f" in {N} packed sequences"
     shape = f"B {B} T {T} H {H} K {K} V {V}{packed}, {gates} gates"
     return CheckReport(spec.name, backend, str(where), str(dtype).removeprefix("torch."), shape, tuple(rows))
@@ -144,31 +169,70 @@ def run_check(
 def reference_results(
     op: CompiledOp,
     leaves: Mapping[str, Tensor],
-    o: Tensor,
-    state: Tensor,
+    weights: Sequence[Tensor],
     cu_seqlens: list[int] | None,
     consts: Mapping[str, float] | None,
-    seed: int,
 ) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Output and state, and the gradients, of the step loop in float64 on the CPU."""
-    exact = {n: x.detach().double().cpu().requires_grad_() for n, x in leaves.items()}
+    """Output and state, and the gradients, of the step loop in float64 on the CPU.
+
+    ``leaves`` are the inputs and params, then "initial_state"; ``weights`` the cotangents of both results.
+    """
+    exact = _exact(leaves)
     inputs = {n: x for n, x in exact.items() if n != "initial_state"}
-    offsets = None if cu_seqlens is None else torch.tensor(cu_seqlens)
-    ro, rs = reference(
+    o, last = reference(
         op.spec,
         inputs,
         initial_state=exact["initial_state"],
         output_final_state=True,
-        cu_seqlens=offsets,
+        cu_seqlens=None if cu_seqlens is None else torch.tensor(cu_seqlens),
         consts=consts,
     )
-    if not isinstance(rs, Tensor):
+    if not isinstance(last, Tensor):
         raise ArgumentError(f"{op.spec.name}: a check of several states is not supported yet")
-    weights = [w.double().cpu() for w in _cotangents(o, state, seed)]
-    loss = (ro * weights[0]).sum() + (rs * weights[1]).sum()
-    grads = torch.autograd.grad(loss, list(exact.values()), allow_unused=True)
-    full = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, exact.values(), strict=True)]
-    return (ro.detach(), rs.detach()), full
+    return (o.detach(), last.detach()), _gradients(o, last, weights, exact)
+
+
+def short_operand_results(
+    op: CompiledOp,
+    leaves: Mapping[str, Tensor],
+    weights: Sequence[Tensor],
+    dtype: torch.dtype,
+    cu_seqlens: list[int] | None,
+    consts: Mapping[str, float] | None,
+) -> list[Tensor]:
+    """Output, state and gradients of form (1) stepped in float64 with the operands of products rounded."""
+    exact = _exact(leaves)
+    heads = exact["initial_state"].shape[1]
+    spread = {}
+    for decl in op.spec.inputs:
+        axis = 2 if decl.timed else 0
+        x = exact[decl.name]
+        spread[decl.name] = x.repeat_interleave(heads // x.shape[axis], dim=axis)
+    timed = {d.name for d in op.spec.inputs if d.timed}
+    start = exact["initial_state"]
+    bounds = cu_seqlens if cu_seqlens is not None else [0, next(spread[n].shape[1] for n in timed)]
+    outputs, states = [], []
+    for i, (begin, end) in enumerate(pairwise(bounds)):
+        piece = {n: x[:, begin:end] if n in timed else x for n, x in spread.items()}
+        first = start if cu_seqlens is None else start[i : i + 1]
+        canonical = op.artefacts(tuple(sorted((consts or {}).items()))).canonical
+        o, last = run_form(canonical, piece, first, consts, operand=lambda x: x.to(dtype).to(x.dtype))
+        outputs.append(o)
+        states.append(last)
+    o, last = torch.cat(outputs, 1), torch.cat(states)
+    return [o.detach(), last.detach(), *_gradients(o, last, weights, exact)]
+
+
+def _exact(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: x.detach().double().cpu().requires_grad_() for n, x in leaves.items()}
+
+
+def _gradients(
+    o: Tensor, last: Tensor, weights: Sequence[Tensor], leaves: Mapping[str, Tensor]
+) -> list[Tensor]:
+    loss = (o * weights[0].double().cpu()).sum() + (last * weights[1].double().cpu()).sum()
+    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves.values(), strict=True)]
 
 
 def output_bound(backend: str, dtype: torch.dtype) -> float:

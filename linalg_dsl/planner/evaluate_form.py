@@ -17,12 +17,15 @@ def run_form(
     tensors: Mapping[str, Tensor],
     initial_state: Tensor | None = None,
     consts: Mapping[str, float] | None = None,
+    operand: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> tuple[Tensor, Tensor]:
     """Steps form (1) through time: outputs [B, T, H, V] and the last state [B, H, K, V].
 
     ``tensors`` holds every input [B, T, H, *dims] and param [H, *dims], all with the same heads and
     dtype; ``initial_state`` is [B, H, K, V], by default the declared start. ``consts`` are the run-time
     values of consts that were not made numbers; those not given are computed from their declaration.
+    ``operand`` is applied to both factors of every product with or into the state: with a rounding it
+    shows what short operands cost the recurrence itself, in whatever form it is run.
     """
     import torch
 
@@ -42,7 +45,7 @@ def run_form(
     outputs = []
     for t in range(length):
         now = {**numbers, **params, **{n: x[:, t] for n, x in timed.items()}}
-        after, output = _step(rec, state, now)
+        after, output = _step(rec, state, now, operand)
         outputs.append(output.expand(batch, heads, sizes["V"]))
         state = after
     if not outputs:
@@ -50,7 +53,9 @@ def run_form(
     return torch.stack(outputs, dim=1), state
 
 
-def _step(rec: Recurrence, state: Tensor, now: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _step(
+    rec: Recurrence, state: Tensor, now: Mapping[str, Tensor], operand: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     from linalg_dsl.planner.evaluate_tokens import evaluate
 
     def value(expr: Expr) -> Tensor:
@@ -64,23 +69,23 @@ def _step(rec: Recurrence, state: Tensor, now: Mapping[str, Tensor]) -> tuple[Te
         log = value(rec.decay.log)
         decayed = (log[..., None, None] if rec.decay.kind == "scalar" else log[..., None]).exp() * state
     erased = decayed if rec.erase_read == "decayed" else state
-    past = [(erased * column(b)).sum(-2) for b in rec.erase]
+    past = [(operand(erased) * operand(column(b))).sum(-2) for b in rec.erase]
     after = decayed
     for left, written, row in zip(rec.left, rec.written, rec.sigma, strict=True):
         z = [] if written == ZERO else [value(written)]
         z += [value(s)[..., None] * u for s, u in zip(row, past, strict=True) if s != ZERO]
         for part in z:
-            after = after + column(left) * part.unsqueeze(-2)
-    terms = [
-        _read(r, {"inclusive": after, "exclusive": state, "decayed": decayed}[r.kind], value)
-        for r in rec.reads
-    ]
+            after = after + operand(column(left)) * operand(part.unsqueeze(-2))
+    sources = {"inclusive": after, "exclusive": state, "decayed": decayed}
+    terms = [_read(r, sources[r.kind], value, operand) for r in rec.reads]
     terms += [value(x) for x in rec.token_terms]
     return after, sum(terms[1:], terms[0])
 
 
-def _read(read: Read, source: Tensor, value: Callable[[Expr], Tensor]) -> Tensor:
-    out = value(read.scale) * (source * value(read.query).unsqueeze(-1)).sum(-2)
+def _read(
+    read: Read, source: Tensor, value: Callable[[Expr], Tensor], operand: Callable[[Tensor], Tensor]
+) -> Tensor:
+    out = value(read.scale) * (operand(source) * operand(value(read.query).unsqueeze(-1))).sum(-2)
     return out if read.gate is None else value(read.gate) * out
 
 

@@ -7,11 +7,12 @@ import math
 
 import pytest
 import torch
-from op_cases import TEXTS, compiled
+from op_cases import TEXTS, compiled, leaves
 
 from linalg_dsl.errors import ArgumentError
+from linalg_dsl.ops import check
 from linalg_dsl.ops.artefacts import Artefacts, Stages
-from linalg_dsl.ops.check import CheckRow
+from linalg_dsl.ops.check import CheckRow, reference_results, short_operand_results
 from linalg_dsl.ops.op import CompiledOp
 
 
@@ -69,3 +70,48 @@ def test_nan_is_never_within_a_bound() -> None:
     assert not CheckRow("o", math.nan, 0.0, 1.0).ok
     assert not CheckRow("o", 0.0, math.nan, 1.0).ok
     assert CheckRow("o", 0.5, 1.0, 1.0).ok
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_loop_with_short_operands_is_the_recurrence(name: str, packed: bool) -> None:
+    """With operands that are not shortened it gives what the step loop gives."""
+    op = compiled(name)
+    offsets = [0, 0, 7, 20] if packed else None
+    tensors, state = leaves(op, 1 if packed else 2, 20, 4, 5, 3, N=3 if packed else None, heads={"k": 2})
+    named = {d.name: x for d, x in zip(op.spec.inputs, tensors, strict=True)} | {"initial_state": state}
+    o, last = op(
+        *tensors,
+        initial_state=state,
+        output_final_state=True,
+        cu_seqlens=None if offsets is None else torch.tensor(offsets),
+    )
+    weights = [torch.cos(o.detach()), torch.sin(last.detach())]
+    (want_o, want_last), want = reference_results(op, named, weights, offsets, None)
+    found = short_operand_results(op, named, weights, torch.float64, offsets, None)
+    for got, expect in zip(found, [want_o, want_last, *want], strict=True):
+        torch.testing.assert_close(got, expect, rtol=1e-10, atol=1e-10)
+
+
+def test_what_amplifies_rounding_is_held_to_twice_the_loop_with_short_operands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for bound in ("output_bound", "gradient_bound"):
+        monkeypatch.setattr(check, bound, lambda backend, dtype: 1e-9)
+    report = compiled("gated_delta").check(T=40, K=5, V=3, dtype=torch.bfloat16, device="cpu")
+    assert report.ok, str(report)
+    measured = [r for r in report.rows if r.conditioning is not None]
+    assert {"o", "d k"} <= {r.name for r in measured}
+    for row in measured:
+        assert row.conditioning is not None
+        assert 1e-4 < row.conditioning[0] < 5e-2
+    assert "step loop with short operands" in str(report)
+    assert (
+        not compiled("gated_delta").check(T=40, dtype=torch.float32, device="cpu").ok
+    )  # float32 has no excuse
+
+
+def test_an_error_beyond_the_conditioning_is_too_large() -> None:
+    assert CheckRow("o", 1.9e-2, 1e-3, 1e-2, (1e-2, 1e-3)).ok
+    assert not CheckRow("o", 2.1e-2, 1e-3, 1e-2, (1e-2, 1e-3)).ok
+    assert not CheckRow("o", math.nan, 1e-3, 1e-2, (1.0, 1.0)).ok
