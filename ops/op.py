@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from linalg_dsl.codegen.extract import part_of
 from linalg_dsl.codegen.options import CompileOptions
@@ -89,8 +90,11 @@ class CompiledOp:
     ) -> Any:
         call = bind(self.spec, args, kwargs, initial_state, cu_seqlens)
         _check_hints(self.spec.name, cu_seqlens, cu_seqlens_cpu, max_seqlen)
-        if self.options.debug and not torch.compiler.is_compiling():
-            check_promises(self.spec, call.tensors)
+        if not torch.compiler.is_compiling():
+            if self.options.debug:
+                check_promises(self.spec, call.tensors)
+            if forward_ad._current_level >= 0:
+                _refuse_tangents(self.spec.name, (*call.tensors, initial_state))
         kind = call.tensors[0].device.type
         backend = self.backend_for(kind, any(x.dtype == torch.float64 for x in call.tensors))
         if backend == "reference":
@@ -277,6 +281,13 @@ class CompiledOp:
     def __repr__(self) -> str:
         inputs = ", ".join(d.name for d in self.spec.inputs)
         return f"<linalg_dsl op {self.spec.name}({inputs}), backend {self.options.backend}>"
+
+
+def _refuse_tangents(name: str, tensors: Iterable[Tensor | None]) -> None:
+    """Forward-mode derivatives would be lost in silence."""
+    unpack: Callable[[Tensor], Any] = forward_ad.unpack_dual
+    if any(x is not None and unpack(x).tangent is not None for x in tensors):
+        raise RuntimeError(f"{name}: forward-mode derivatives are not supported; use op.reference(...)")
 
 
 def _check_hints(name: str, cu_seqlens: Any, cu_seqlens_cpu: Any, max_seqlen: Any) -> None:

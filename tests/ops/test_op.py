@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -295,6 +297,19 @@ def test_a_second_derivative_of_the_kernels_points_to_the_reference() -> None:
     (first,) = torch.autograd.grad(op(*tensors).sum(), tensors[1], create_graph=True)
     with pytest.raises(RuntimeError, match=r"op\.reference"):
         torch.autograd.backward(first.sum())
+
+
+def test_forward_mode_derivatives_are_refused_not_lost() -> None:
+    op = compiled("gated_delta")
+    tensors = [x.detach() for x in leaves(op, 1, 4, 1, 2, 2)[0]]
+    make: Callable[[Tensor, Tensor], Tensor] = torch.autograd.forward_ad.make_dual
+    unpack: Callable[[Tensor], Any] = torch.autograd.forward_ad.unpack_dual
+    with torch.autograd.forward_ad.dual_level():
+        dual = [make(x, torch.ones_like(x)) for x in tensors]
+        with pytest.raises(RuntimeError, match=r"op\.reference"):
+            op(*dual)
+        op(*tensors)
+        assert unpack(op.reference(*dual)).tangent is not None
 
 
 @pytest.mark.parametrize(
