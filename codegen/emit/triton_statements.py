@@ -35,6 +35,8 @@ _UNARY = {
     "heaviside": "step({0})",
 }
 _ZERO_AT_ZERO = frozenset({"tanh", "silu", "relu", "elu", "sqrt", "abs", "sign"})
+_SINGULAR = frozenset({"reciprocal", "rsqrt", "sqrt", "log", "pow"})
+"""Not finite somewhere: on padding they are set to zero at once, since 0 times inf is not 0."""
 _LIBRARY = frozenset({"softplus", "tanh", "expm1", "sign", "step", "power"})
 _PREFIX = {
     "score": "a", "decayed_score": "a", "mask": "a", "pairs_decay": "decay", "read": "y", "apply": "y",
@@ -96,7 +98,8 @@ class Statements:
             return
         expression, zero = self._expression(n, node)
         name = self.names.unique(f"b_{self._label(n)}")
-        if n in self.needs_zero and not zero and self._padded(node.axes):
+        singular = node.op == "unary" and node.attr("fn") in _SINGULAR
+        if (n in self.needs_zero or singular) and not zero and self._padded(node.axes):
             expression, zero = f"tl.where({self.mask(node.axes)}, {expression}, 0.0)", True
         self.lines.append(f"{name} = {expression}")
         self.text[n] = name
@@ -213,7 +216,7 @@ class Statements:
     def _sums(self, arg: str, wide: bool, *, after: bool, strict: bool) -> str:
         flags = (f"AFTER={after}", f"STRICT={strict}")
         if wide:
-            return self._call("column_sums", arg, "C", self.blocks["K"].length, *flags)
+            return self._call("column_sums", arg, "C", *flags, "SUMS=SUMS")
         return self._call("row_sums", arg, "C", *flags)
 
     def _binary(self, sign: str, node: Node) -> str:
