@@ -30,8 +30,6 @@ class LowRank:
     written: tuple[Expr, ...]
     erase: tuple[Expr, ...]
     sigma: tuple[tuple[Expr, ...], ...]
-    erases_by: Grouping
-    writes_by: Grouping
     combined: int = 0
     """How many erase columns were given up by adding those with a common left vector."""
 
@@ -107,7 +105,7 @@ def _grouped(
         for at in left
     )
     given_up = len({commutative_key(e.row) for e in erased}) - len(rows)
-    return LowRank(tuple(left.values()), written, tuple(rows.values()), sigma, erases_by, writes_by, given_up)
+    return LowRank(tuple(left.values()), written, tuple(rows.values()), sigma, given_up)
 
 
 def _entries(terms: Sequence[RankOne], grouping: Grouping) -> list[_Entry]:
