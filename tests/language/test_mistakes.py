@@ -280,6 +280,7 @@ CODES = {
     "E309": [
         body("S_t = (k_t + I) v_tᵀ + S_{t-1}", READ),
         body("S_t = exp(I) S_{t-1} + k_t v_tᵀ", READ),
+        body("S_t = exp(I + g_t) S_{t-1} + k_t v_tᵀ", READ),
         body("S_t = I^2 S_{t-1} + k_t v_tᵀ", READ),
         body("S_t = S_{t-1} / I + k_t v_tᵀ", READ),
         body("S_t = I ⊙ S_{t-1} + k_t v_tᵀ", READ),
