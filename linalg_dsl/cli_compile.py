@@ -9,7 +9,7 @@ from typing import Any
 
 import linalg_dsl
 from linalg_dsl.cli_output import Output
-from linalg_dsl.errors import ArgumentError
+from linalg_dsl.errors import ArgumentError, DslError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 
 COLUMNS = (
@@ -41,20 +41,24 @@ def compile_all(
         raise ArgumentError(f"dtype is one of bfloat16, float16, float32, got {dtype!r}")
     seen: set[str] = set()
     rows: list[dict[str, Any]] = []
+    good = True
     for spec in specs:
         op = linalg_dsl.compile(spec)
         if out is not None or not places:
             for path in write_modules(op, out or Path("build")):
                 output.note(f"wrote {path}")
-        found = []
+        found: list[dict[str, Any]] = []
         for target in places:
             with output.working(f"compiling {spec.name} for {target}"):
-                found += _compile(op.source(backend="triton"), target, key, value, dtype, seen)
+                failure = _compile(op.source(backend="triton"), target, key, value, dtype, seen, found)
+            if failure is not None:
+                good = False
+                output.problem(f"{spec.name} does not compile for {target}: {failure}")
         if found:
             output.table(spec.name, COLUMNS, found)
         rows += [{"recurrence": spec.name, **row} for row in found]
     output.data(rows)
-    return all(row["shared"] <= row["limit"] for row in rows)
+    return good and all(row["shared"] <= row["limit"] for row in rows)
 
 
 def write_modules(op: Any, folder: Path) -> list[Path]:
@@ -81,11 +85,23 @@ def _targets(names: Sequence[str]) -> list[str]:
 
 
 def _compile(
-    text: str, target: str, key: int, value: int, dtype: str, seen: set[str]
-) -> list[dict[str, Any]]:
+    text: str,
+    target: str,
+    key: int,
+    value: int,
+    dtype: str,
+    seen: set[str],
+    found: list[dict[str, Any]],
+) -> str | None:
+    """Adds a row per kernel to ``found``; why the compiler refused one, if it did."""
     from linalg_dsl.codegen.targets import report
 
-    return [
-        {column: getattr(kernel, column) for column in COLUMNS} | {"seconds": round(kernel.seconds, 1)}
-        for kernel in report(text, target, key=key, value=value, dtype=dtype, seen=seen)
-    ]
+    try:
+        for kernel in report(text, target, key=key, value=value, dtype=dtype, seen=seen):
+            row = {column: getattr(kernel, column) for column in COLUMNS}
+            found.append(row | {"seconds": round(kernel.seconds, 1)})
+    except (ArgumentError, DslError, InternalError):
+        raise
+    except Exception as error:  # the compiler has many kinds, and one bad target should not hide the rest
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -95,6 +95,10 @@ class Output:
         self.messages.print(f"{what} ...", markup=False)
         return nullcontext()
 
+    def problem(self, text: str) -> None:
+        """Something that went wrong and does not end the command."""
+        self.messages.print(text, markup=False)
+
     def failure(self, error: DslError | ArgumentError) -> None:
         """Mistakes of the user: to stderr for people, as data with ``--json``."""
         if not self.as_json:

@@ -215,6 +215,30 @@ def test_compile_for_a_target_reports_registers_and_shared_memory(good: str) -> 
     assert all(0 < row["registers"] <= 255 and row["shared"] <= row["limit"] for row in rows)
 
 
+def test_a_kernel_that_does_not_compile_or_fit_has_status_1(
+    run: Cli, good: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from linalg_dsl.codegen import targets
+
+    def refuse(text: str, target: str, **options: Any) -> Any:
+        yield targets.KernelReport("mine_fwd_prep", target, 64, 0, 1024, 2048, 4, 1, "C 64", 0.1)
+        if target == "sm_80":
+            raise RuntimeError("PassManager::run failed")
+        yield targets.KernelReport("mine_fwd_walk", target, 64, 0, 4096, 2048, 4, 1, "C 64", 0.1)
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(targets, "report", refuse)
+    shown = run("compile", good, "--target", "sm_80", "--target", "sm_90")
+    assert shown.status == 1
+    assert "mine does not compile for sm_80: RuntimeError: PassManager::run failed" in shown.err
+    assert [line.split()[:2] for line in shown.out.splitlines()[2:]] == [
+        ["mine_fwd_prep", "sm_80"],
+        ["mine_fwd_prep", "sm_90"],
+        ["mine_fwd_walk", "sm_90"],
+    ]
+    assert run("compile", good, "--target", "sm_90").status == 1  # 4096 bytes in a memory of 2048
+
+
 def test_export_writes_a_file_that_runs_alone(run: Cli, good: str, tmp_path: Path) -> None:
     path = tmp_path / "exported.py"
     assert run("export", good, str(path), "--backend", "torch").status == 0

@@ -6,6 +6,7 @@ import inspect
 import math
 import pickle
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -152,6 +153,16 @@ def test_reductions_between_entries() -> None:
     log_gate = torch.nn.functional.logsigmoid(raw) / 16
     close(ops.sigmoid_gla(q, k, v, raw), ops.simple_gla(q, k, v, log_gate))
     close(ops.iplr(q, k, v, -k, k), ops.dplr(q, k, v, -k, k, 0 * wide))
+
+
+def test_from_line_to_both_modules_in_seconds() -> None:
+    linalg_dsl.compile(ops.kda.spec).source(backend="triton")  # pays for the imports
+    for name in catalogue_names():
+        began = time.process_time()
+        op = linalg_dsl.compile(catalogue_text(name))
+        assert "def backward(" in op.source("backward", backend="triton")
+        assert "def backward(" in op.source("backward", backend="torch")
+        assert time.process_time() - began < 2, name
 
 
 def test_a_const_can_be_given_in_the_call() -> None:
