@@ -46,9 +46,14 @@ class Request:
         import torch
 
         try:
-            return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         except RuntimeError as error:
             raise ArgumentError(f"device: {str(error).splitlines()[0]}") from None
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ArgumentError(
+                f"device: there is no {device} here, {torch.cuda.device_count()} GPUs were found"
+            )
+        return device
 
 
 def check_random(

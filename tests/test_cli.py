@@ -117,6 +117,7 @@ def test_mistakes_are_shown_with_carets_and_status_2(run: Cli, tmp_path: Path) -
         (("explain", "missing.rec"), "cannot read missing.rec"),
         (("check", "gla", "--dtype", "int8"), "dtype is one of"),
         (("check", "gla", "--device", "quantum"), "device"),
+        (("check", "gla", "--device", "cuda:99"), "there is no cuda:99 here"),
         (("check", "gla", "--gates", "wild"), "gates is one of"),
         (("check", "gla", "--backend", "cuda"), "backend is one of"),
         (("check", "gla", "--backend", "triton", "--device", "cpu", "--dtype", "bfloat16"), "interpreter"),
