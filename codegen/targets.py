@@ -133,8 +133,9 @@ def launches(
             call: Any, kernel: Any, programs: int, tensors: Any, tables: Any, scalars: Any,
             ratios: Any, more: Any, warps: int, stages: int,
         ) -> None:  # fmt: skip
-            constants = call.constants(kernel, ratios, more)
-            values = [*tensors, *tables, *scalars, 16]
+            given = call.constants(kernel, ratios, more)
+            constants = {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
+            values = [*tensors, *tables, *scalars, 16, *(v for n, v in given.items() if n not in constants)]
             names = [n for n in kernel.arg_names if n not in constants]
             types = tuple((n, _type(v)) for n, v in zip(names, values, strict=True))
             found.append(Launch(kernel, types, tuple(constants.items()), warps, stages))

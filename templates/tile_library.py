@@ -87,20 +87,17 @@ def row_sums(w, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
 
 
 @triton.jit
-def column_sums(w, C: tl.constexpr, D: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
-    """The same for every column of w [C, D]."""
-    sums = tl.cumsum(w, 0, reverse=AFTER)
-    if STRICT:
-        t = tl.arange(0, C)
-        if AFTER:
-            source = tl.where(t + 1 < C, t + 1, t)
-            edge = t + 1 == C
-        else:
-            source = tl.where(t > 0, t - 1, t)
-            edge = t == 0
-        shifted = tl.gather(sums, tl.broadcast_to(source[:, None], (C, D)), 0)
-        sums = tl.where(edge[:, None], 0.0, shifted)
-    return sums
+def column_sums(w, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr, SUMS: tl.constexpr):
+    """The same for every column of w [C, D], as a product with 0 and 1 in SUMS precision.
+
+    A product needs finite operands: -inf becomes -1e30, whose exponential is zero as well.
+    """
+    t = tl.arange(0, C)
+    if AFTER:
+        inside = t[None, :] > t[:, None] if STRICT else t[None, :] >= t[:, None]
+    else:
+        inside = t[None, :] < t[:, None] if STRICT else t[None, :] <= t[:, None]
+    return tl.dot(tl.where(inside, 1.0, 0.0), tl.maximum(w, -1e30), input_precision=SUMS)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.names import Names
+from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, sums_over_key
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
 from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan
@@ -17,11 +18,11 @@ SEGMENT = 8
 """The boundary term of the gate gradient is formed exactly at every 8th chunk boundary."""
 
 _RESERVED = (
-    "C", "K", "V", "H", "KP", "VP", "BLOCK", "BLOCKS", "LEVELS", "DOT", "PRECISION", "SOLVE", "SUMS",
+    "C", "K", "V", "H", "KP", "VP", "KB", "K_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT", "PRECISION", "SOLVE", "SUMS",
     "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST",
     "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq",
     "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_token", "start", "length", "first_chunk", "chunks",
-    "o_t", "o_k", "o_v", "o_s", "m_t", "m_k", "m_v", "m_s", "b_s", "m_level", "level",
+    "i_k", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k", "m_v", "m_s", "b_s", "m_level", "level",
     "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound", "first_mark",
     "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum", "row_sums",
     "column_sums", "anchored_intervals", "meeting_blocks",
@@ -41,6 +42,7 @@ class Memory:
     rows: int = 1
     row: int = 0
     saved_only: bool = False
+    float32: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class _Walk:
     doc: str
     pointers: tuple[str, ...]
     scalars: tuple[str, ...]
+    bounds: tuple[str, ...]
     constants: tuple[str, ...]
     offsets: tuple[str, ...]
     state: str
@@ -83,6 +86,7 @@ class _Prep:
     doc: str
     pointers: tuple[str, ...]
     scalars: tuple[str, ...]
+    bounds: tuple[str, ...]
     constants: tuple[str, ...]
     offsets: tuple[str, ...]
     body: tuple[str, ...]
@@ -99,6 +103,7 @@ class KernelPrinter:
         names = Names(reserved=_RESERVED)
         self.names = names
         self.state = "b_s"
+        self.phases = phases(self.nodes, kernel) if kernel.family == "prep" else None
         self.out = Statements(self.nodes, self._blocks(), names, needs_zero=self._needs_zero())
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
@@ -110,11 +115,12 @@ class KernelPrinter:
         if kernel.family == "walk":
             text = self._walk()
         else:
-            body = self._body()
+            body = without_unused(self._body() if self.phases is None else self._blocked_body(self.phases))
+            self.out.lines = body
             text = render(
                 "prep.py.jinja",
-                _Prep(self.name, self._doc(), tuple(self.pointers), tuple(self.scalars), self._constants(),
-                      self._offsets(), tuple(body)),
+                _Prep(self.name, self._doc(), tuple(self.pointers), tuple(self.scalars), self._bounds(),
+                      self._constants(), self._offsets(), tuple(body)),
             )  # fmt: skip
         return KernelText(
             self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars.values()),
@@ -139,6 +145,8 @@ class KernelPrinter:
         lines.append(f"{self.state} = {self.out.value(after)}")
         if kernel.boundary and kernel.direction == "forward":
             lines += self._keep_mark()
+        lines = without_unused(lines)
+        self.out.lines = lines
         shape = ", ".join(self._blocks()[a].length for a in ("K", "V"))
         return render(
             "walk.py.jinja",
@@ -147,6 +155,7 @@ class KernelPrinter:
                 doc=self._doc(),
                 pointers=tuple(self.pointers),
                 scalars=tuple(self.scalars),
+                bounds=self._bounds(),
                 constants=self._constants(),
                 offsets=self._offsets(),
                 state=self.state,
@@ -182,6 +191,58 @@ class KernelPrinter:
             raise InternalError(f"%{n} is stored by {kernel.name} but not computed there")
         return out.lines
 
+    def _blocked_body(self, found: tuple[Phase, ...]) -> list[str]:
+        """Phase after phase: what has no K axis, then a loop over the blocks of K."""
+        out, nodes = self.out, self.nodes
+        stores = set(self.kernel.stores)
+        leaves = set(self.kernel.loads)
+        lines: list[str] = []
+        have: set[int] = set()
+
+        def form(n: int, loaded: set[int]) -> None:
+            for a in nodes[n].args:
+                if a in leaves and a not in loaded:
+                    loaded.add(a)
+                    self._load(a)
+
+        for phase in found:
+            out.lines = []
+            for n in phase.before:
+                form(n, have)
+                out.compute(n)
+                if n in stores:
+                    self._store(n)
+            for n in phase.inside:  # operands without a K axis are loaded once, before the loop
+                for a in nodes[n].args:
+                    if a in leaves and a not in have and "K" not in nodes[a].axes:
+                        have.add(a)
+                        self._load(a)
+            lines += out.lines
+            out.lines, out.first = [], []
+            inner: set[int] = set(have)
+            for n in phase.inside:
+                form(n, inner)
+                if sums_over_key(nodes, n):
+                    out.accumulate(n)
+                else:
+                    out.compute(n)
+                    if n in stores:
+                        self._store(n)
+            if phase.inside:
+                head = [
+                    "for i_k in range(K_BLOCKS):",
+                    "    o_k = i_k * KB + tl.arange(0, KB)",
+                    "    m_k = o_k < K",
+                ]
+                lines += [*out.first, *head, *(f"    {line}" for line in out.lines)]
+            out.lines = []
+            for n in phase.inside:
+                if sums_over_key(nodes, n) and n in stores:
+                    self._store(n)
+            lines += out.lines
+        out.lines = lines
+        return lines
+
     # -- memory ---------------------------------------------------------------------------------------
     def _load(self, n: int) -> None:
         node, memory = self.nodes[n], self.memory[n]
@@ -198,7 +259,7 @@ class KernelPrinter:
         line = f"{name} = tl.load({pointer}{at}{where})"
         per_head = node.op == "param" and self.kernel.family == "walk"
         (self.before if per_head else out.lines).append(line)
-        out.loaded(n, name)
+        out.loaded(n, name, converted=memory.float32)
 
     def _store(self, n: int) -> None:
         node, memory = self.nodes[n], self.memory[n]
@@ -315,23 +376,30 @@ class KernelPrinter:
         out = {"t": Tile("C", "m_t"), "s": Tile("C", "m_t")}
         for axis in ("K", "V"):
             length = "BLOCK" if self.kernel.split == axis else f"{axis}P"
+            if axis == "K" and self.phases is not None:
+                length = "KB"
             out[axis] = Tile(length, f"m_{axis.lower()}")
         return out
 
     def _offsets(self) -> tuple[str, ...]:
         lines = []
-        for axis in ("K", "V"):
+        for axis in ("K", "V") if self.phases is None else ("V",):
             name, length = axis.lower(), self._blocks()[axis].length
             base = "i_block * BLOCK + " if self.kernel.split == axis else ""
             lines += [f"o_{name} = {base}tl.arange(0, {length})", f"m_{name} = o_{name} < {axis}"]
         return tuple(lines)
 
+    def _bounds(self) -> tuple[str, ...]:
+        """Loop bounds that are run-time numbers: unrolled, such a loop spills."""
+        text = "\n".join(self.out.lines)
+        return tuple(bound for bound in ("LEVELS", "K_BLOCKS") if _uses(text, bound))
+
     def _constants(self) -> tuple[str, ...]:
         used = "\n".join((*self.out.lines, *self.before))
-        shape = ["K", "V", "KP", "VP", "C"]
+        shape = ["K", "V", "KP" if self.phases is None else "KB", "VP", "C"]
         if self.kernel.family == "walk":
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
-        optional = [c for c in ("LEVELS", "DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if _uses(used, c)]
+        optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if _uses(used, c)]
         optional += ["EXACT"] if self.kernel.boundary else []
         return (*shape, *optional, *self.ratios)
 
@@ -360,6 +428,23 @@ class KernelPrinter:
         owned = "K" if self.kernel.split == "V" else "V"
         order = "first to last" if self.kernel.direction == "forward" else "last to first"
         return f"One sequence, head and block of {self.kernel.split}: all of {owned}, chunks from {order}."
+
+
+def without_unused(lines: list[str]) -> list[str]:
+    """The lines without values that no other line uses; names are unique, so text tells."""
+    import re
+    from collections import Counter
+
+    kept = list(lines)
+    while True:
+        used = Counter(word for line in kept for word in re.findall(r"\w+", line))
+        alone = [
+            i for i, line in enumerate(kept)
+            if (found := re.match(r"\s*(b_\w+) = ", line)) and used[found[1]] == 1 and found[1] != "b_s"
+        ]  # fmt: skip
+        if not alone:
+            return kept
+        kept = [line for i, line in enumerate(kept) if i not in set(alone)]
 
 
 def _uses(text: str, name: str) -> bool:

@@ -194,6 +194,7 @@ class _Emitter:
     def _memory(self) -> dict[int, Memory]:
         out: dict[int, Memory] = {}
         only_saved = {b.node for b in self.plan.buffers if b.only_saved}
+        wide = {b.node for b in self.plan.buffers if b.element == "float32"}
         for n, node in enumerate(self.plan.plan.nodes):
             if node.op in ("input", "param"):
                 name = str(node.attr("name"))
@@ -206,7 +207,7 @@ class _Emitter:
             elif node.op == "cotangent":
                 out[n] = Memory(self.cotangent)
         for n, name in self.buffers.items():
-            out[n] = Memory(name, saved_only=n in only_saved)
+            out[n] = Memory(name, saved_only=n in only_saved, float32=n in wide)
         for result, n in self.plan.results:
             if n in out:
                 continue

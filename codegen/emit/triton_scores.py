@@ -21,8 +21,8 @@ _STRICT = {True: "strict", False: "whole"}
 class JointScores:
     """Prints one ``decayed_scores`` or ``decay_adjoints`` node; its results go to ``out.picks``."""
 
-    def __init__(self, out: Statements, n: int, node: Node) -> None:
-        self.out, self.n = out, n
+    def __init__(self, out: Statements, n: int, node: Node, *, blocked: bool = False) -> None:
+        self.out, self.n, self.blocked = out, n, blocked
         attrs = dict(node.attrs)
         rows, cols = int(str(attrs["rows"])), int(str(attrs["cols"]))
         self.reads = str(attrs["reads"]).split(",")
@@ -57,11 +57,11 @@ class JointScores:
             name = self._name("score", i, j)
             results.append(name)
             self.out.picks[self.n, number] = name
+            start = self.out.first if self.blocked else lines
+            start.append(f"{name} = tl.zeros((C, C), dtype=tl.float32)")
             if self.reads[i] == "inclusive":
                 diagonal = f"tl.sum({self.x[i]} * {self.y[j]}, 1)[:, None]"
-                lines.append(f"{name} = tl.where(o_t[:, None] == o_t[None, :], {diagonal}, 0.0)")
-            else:
-                lines.append(f"{name} = tl.zeros((C, C), dtype=tl.float32)")
+                lines.append(f"{name} += tl.where(o_t[:, None] == o_t[None, :], {diagonal}, 0.0)")
         body, factors, rows, cols = self._level()
         for (i, j), name in zip(self.pairs, results, strict=True):
             product = f"tl.dot({rows[i]}, tl.trans({cols[j]}), input_precision=PRECISION)"

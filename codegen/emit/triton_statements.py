@@ -72,12 +72,15 @@ class Statements:
     """Values known to be zero on padding."""
     needs_zero: frozenset[int] = frozenset()
     picks: dict[tuple[int, int], str] = field(default_factory=dict)
+    first: list[str] = field(default_factory=list)
+    """Lines that belong before the loop over blocks of K: where its sums begin."""
 
-    def loaded(self, n: int, name: str, *, zero: bool = True) -> None:
+    def loaded(self, n: int, name: str, *, converted: bool) -> None:
+        """A tile just loaded: zero where its mask is false; ``converted`` if it is float32 already."""
         self.text[n] = name
-        self.raw.add(n)
-        if zero:
-            self.zero.add(n)
+        self.zero.add(n)
+        if not converted:
+            self.raw.add(n)
 
     def given(self, n: int, name: str) -> None:
         """A float32 value that the template made: the state, a per-head param."""
@@ -105,6 +108,24 @@ class Statements:
         self.text[n] = name
         if zero:
             self.zero.add(n)
+
+    def accumulate(self, n: int) -> None:
+        """Adds one block's share to a value that sums over K."""
+        node = self.nodes[n]
+        if node.op == "decayed_scores":
+            self.lines += JointScores(self, n, node, blocked=True).statements()
+            return
+        expression, _ = self._expression(n, node)
+        name = self.names.unique(f"b_{self._label(n)}")
+        sizes = "".join(f"{self.blocks[a].length}, " for a in node.axes)
+        start = "float('-inf')" if node.op == "amax" else "0.0"
+        self.first.append(f"{name} = " + (f"tl.full(({sizes}), {start}, tl.float32)" if sizes else start))
+        if node.op == "amax":
+            self.lines.append(f"{name} = tl.maximum({name}, {expression})")
+        else:
+            self.lines.append(f"{name} += {expression}")
+            self.zero.add(n)  # every term is zero on padding
+        self.text[n] = name
 
     # -- operands -----------------------------------------------------------------------------------
     def value(self, n: int, axes: Axes | None = None) -> str:
@@ -173,11 +194,9 @@ class Statements:
             case "apply_t":
                 return self._dot(f"tl.trans({self.operand(args[0])})", self.operand(args[1])), True
             case "read":
-                state = self.operand(args[1])
-                state = state if node.attr("con") == "K" else f"tl.trans({state})"
-                return self._dot(self.operand(args[0]), state), True
+                return self._read(node), True
             case "write":
-                return self._dot(f"tl.trans({self.operand(args[0])})", self.operand(args[1])), True
+                return self._write(node), True
             case "mask":
                 sign = ">=" if node.attr("read") == "inclusive" else ">"
                 return f"tl.where(o_t[:, None] {sign} o_t[None, :], {self.value(args[0])}, 0.0)", True
@@ -218,6 +237,38 @@ class Statements:
         if wide:
             return self._call("column_sums", arg, "C", *flags, "SUMS=SUMS")
         return self._call("row_sums", arg, "C", *flags)
+
+    def _read(self, node: Node) -> str:
+        """x S. A factor per token scales the product: fewer numbers, and x goes in as it was loaded."""
+        x, state = node.args
+        factor, x = self._token_factor(x)
+        of_state = self.operand(state)
+        product = self._dot(self.operand(x), of_state if node.attr("con") == "K" else f"tl.trans({of_state})")
+        return product if factor is None else f"{self.value(factor, node.axes)} * {product}"
+
+    def _write(self, node: Node) -> str:
+        """x^T z. A factor per token goes to the operand whose axis the kernel splits."""
+        x, z = node.args
+        factor, bare = self._token_factor(x)
+        if factor is None or self.blocks["V"].length != "BLOCK":
+            return self._dot(f"tl.trans({self.operand(x)})", self.operand(z))
+        scaled = f"({self.value(factor, self.nodes[z].axes)} * {self.value(z)}).to(DOT)"
+        return self._dot(f"tl.trans({self.operand(bare)})", scaled)
+
+    def _token_factor(self, n: int) -> tuple[int | None, int]:
+        """(f, x) where n is f x with f one number per token (or one in all) and x as it was loaded."""
+        node = self.nodes[n]
+        if node.op == "mul":
+            for f, x in (node.args, node.args[::-1]):
+                known = f in self.text or self.nodes[f].op == "number"
+                if (
+                    len(self.nodes[f].axes) < 2
+                    and self.nodes[f].axes in ((), ("t",))
+                    and known
+                    and x in self.raw
+                ):
+                    return f, x
+        return None, n
 
     def _binary(self, sign: str, node: Node) -> str:
         a, b = (self.value(x, node.axes) for x in node.args)

@@ -64,7 +64,10 @@ def choose_walk(
         block //= 2
 
 
-def choose_prep(key: int, value: int, chunk: int, products: int) -> int:
-    """Warps of a prep: enough that its tiles, about ``products`` of [C, max(K, V)], stay in registers."""
-    elements = chunk * next_power(max(key, value)) * products
-    return 2 if elements <= 8 * 1024 else 4 if elements <= 64 * 1024 else 8
+def choose_prep(key: int, value: int, chunk: int, products: int, decay: str) -> tuple[int, int]:
+    """(warps, block of K) of a prep that holds about ``products`` tiles.
+
+    With a decay per channel several [C, block] tiles in float32 are alive at once, so the block is narrow.
+    """
+    block = min(next_power(key), 32 if decay == "channel" else 64)
+    return 4, block

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 SMALL = {"B": 2, "T": 1000, "H": 3, "K": 100, "V": 60}
@@ -200,6 +201,57 @@ def kernel_times(module: Any, run: Any) -> list[tuple[str, float]]:
     return [(name, do_bench(again, return_mode="median")) for name, again in found]
 
 
+def sweep(name: str, dtype: str, timed: bool) -> list[str]:
+    """Times of every kernel over block sizes, warps and stages; not ``timed``: compiles them only."""
+    from triton.testing import do_bench
+
+    spec, _, text = pipeline(name)
+    module = load(name, text)
+    tensors, _, consts = operands(spec, module, dtype, TRAIN, "mild")
+    values = tuple(t.contiguous() for t in tensors.values())
+    original = module.Call.launch
+    found: list[tuple[Any, Any, tuple[Any, ...]]] = []
+
+    def record(call: Any, kernel: Any, *rest: Any) -> None:
+        original(call, kernel, *rest)
+        found.append((call, kernel, rest))
+
+    module.Call.launch = record
+    o, _, residuals = module.forward(values, None, consts, None, False, True)
+    module.backward(values, None, consts, None, residuals, o, None)
+    lines = []
+    for call, kernel, rest in found:
+        times = []
+        for label, variant in variants(module, call, rest):
+            try:
+                original(call, kernel, *variant)
+                if timed:
+                    again = functools.partial(original, call, kernel, *variant)
+                    times.append((do_bench(again, warmup=5, rep=20, return_mode="median"), label))
+            except Exception as err:
+                times.append((float("inf"), f"{label} {type(err).__name__}"))
+        best = "  ".join(f"{label} {t:.3f}" for t, label in sorted(times)[:5])
+        lines.append(f"sweep {kernel.__name__:34s} {best}")
+    return lines
+
+
+def variants(module: Any, call: Any, rest: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The launch with other block sizes, warps and stages."""
+    programs, *middle, more, _, _ = rest
+    if "KB" in more:
+        for block in (32, 64, 128):
+            for warps in (1, 2, 4, 8):
+                new = {**more, "KB": block, "K_BLOCKS": -(-call.key // block)}
+                yield f"KB{block} w{warps}", (programs, *middle, new, warps, 1)
+    elif "BLOCK" in more:
+        for block in (32, 64, 128):
+            for warps in (4, 8):
+                for stages in (2, 3, 4):
+                    new = {**more, "BLOCK": block, "BLOCKS": 128 // block, "STAGES": stages}
+                    count = programs // more["BLOCKS"] * (128 // block)
+                    yield f"B{block} w{warps} s{stages}", (count, *middle, new, warps, stages)
+
+
 def fla_times(name: str, tensors: Mapping[str, Any]) -> tuple[float, float] | None:
     """Forward and forward+backward of fla-core's operator, where it has one and runs it here."""
     try:
@@ -286,7 +338,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["check", "bench", "fla"])
+    parser.add_argument("what", choices=["check", "bench", "sweep", "fla"])
     parser.add_argument("--names", default=",".join(entries))
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--sizes", default="small,train")
@@ -294,6 +346,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=8)
     args = parser.parse_args()
     names = args.names.split(",")
+    if args.what == "sweep":
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
+            list(pool.map(sweep, names, [args.dtypes.split(",")[0]] * len(names), [False] * len(names)))
+        for name in names:
+            print("\n".join(sweep(name, args.dtypes.split(",")[0], True)), flush=True)
+        return 0
     if args.what != "check":
         bench(names, args.dtypes.split(",")[0], args.what == "fla")
         return 0
