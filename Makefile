@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # the import package is put together from four folders; type checkers see it through links
 TYPED := build/typecheck
+MYPY := $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath pyproject.toml)
 
 .PHONY: demo test lint format test-gpu compile-all clean
 .DELETE_ON_ERROR:
@@ -31,11 +32,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	rm -rf $(TYPED)
 	mkdir -p $(TYPED)/linalg_dsl
-	ln -s $(abspath $(wildcard linalg_dsl/*.py linalg_dsl/py.typed linalg_dsl/*/)) $(TYPED)/linalg_dsl/
-	ln -s $(abspath codegen ops templates) $(TYPED)/linalg_dsl/
-	ln -s $(abspath tests) $(TYPED)/tests
-	cd $(TYPED) && $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath pyproject.toml) -p linalg_dsl
-	cd $(TYPED) && $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath pyproject.toml) tests
+	for path in linalg_dsl/* codegen ops templates; do ln -s "$(CURDIR)/$$path" $(TYPED)/linalg_dsl/; done
+	ln -s "$(CURDIR)/tests" $(TYPED)/tests
+	cd $(TYPED) && $(MYPY) -p linalg_dsl
+	cd $(TYPED) && $(MYPY) tests
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
