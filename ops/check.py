@@ -26,8 +26,9 @@ NEGLIGIBLE = 1e-6
 class CheckRow:
     """One tensor: relative L2 error, largest error over largest value, and the bound for both.
 
-    ``conditioning`` has the same two errors of a step loop whose products take short operands, where
-    that was looked at: a recurrence that amplifies rounding so is held to twice those.
+    ``conditioning`` has the same two errors of a step loop in this type (of one whose products take
+    operands of it, for short types), where that was looked at: a recurrence that amplifies rounding so is
+    held to twice those.
     """
 
     name: str
@@ -92,7 +93,7 @@ class CheckReport:
             verdict = "ok" if r.ok else "TOO LARGE"
             if r.conditioning is not None:
                 verdict += (
-                    f" (a step loop with short operands: {r.conditioning[0]:.1e}, {r.conditioning[1]:.1e})"
+                    f" (a step loop of this precision: {r.conditioning[0]:.1e}, {r.conditioning[1]:.1e})"
                 )
             lines.append(f"  {r.name:<{width}}  {r.l2:9.2e}  {r.largest:9.2e}  {r.bound:9.1e}  {verdict}")
         return "\n".join(lines)
@@ -152,10 +153,15 @@ def run_check(
         return compare(name, got, results[name][1], bound, scale if gradient else 0.0)
 
     rows = [row(name, got) for name, (got, _) in results.items()]
-    if dtype in (torch.float16, torch.bfloat16) and not all(r.ok for r in rows):
-        short_o, short_state, *short_grads = short_operand_results(
-            op, leaves, weights, dtype, cu_seqlens, consts
-        )
+    if dtype != torch.float64 and not all(r.ok for r in rows):
+        if dtype == torch.float32:
+            (short_o, short_state), short_grads = reference_results(
+                op, leaves, weights, cu_seqlens, consts, torch.float32
+            )
+        else:
+            short_o, short_state, *short_grads = short_operand_results(
+                op, leaves, weights, dtype, cu_seqlens, consts
+            )
         yardstick = dict(zip(results, (short_o, short_state, *short_grads), strict=True))
         for i, failed in enumerate(rows):
             if not failed.ok:
@@ -172,12 +178,13 @@ def reference_results(
     weights: Sequence[Tensor],
     cu_seqlens: list[int] | None,
     consts: Mapping[str, float] | None,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Output and state, and the gradients, of the step loop in float64 on the CPU.
+    """Output and state, and the gradients, of the step loop on the CPU, in float64 unless asked otherwise.
 
     ``leaves`` are the inputs and params, then "initial_state"; ``weights`` the cotangents of both results.
     """
-    exact = _exact(leaves)
+    exact = _exact(leaves, dtype)
     inputs = {n: x for n, x in exact.items() if n != "initial_state"}
     o, last = reference(
         op.spec,
@@ -223,14 +230,15 @@ def short_operand_results(
     return [o.detach(), last.detach(), *_gradients(o, last, weights, exact)]
 
 
-def _exact(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {n: x.detach().double().cpu().requires_grad_() for n, x in leaves.items()}
+def _exact(leaves: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    return {n: x.detach().to("cpu", dtype, copy=True).requires_grad_() for n, x in leaves.items()}
 
 
 def _gradients(
     o: Tensor, last: Tensor, weights: Sequence[Tensor], leaves: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    loss = (o * weights[0].double().cpu()).sum() + (last * weights[1].double().cpu()).sum()
+    d_o, d_last = (w.to("cpu", o.dtype) for w in weights)
+    loss = (o * d_o).sum() + (last * d_last).sum()
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves.values(), strict=True)]
 

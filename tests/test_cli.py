@@ -162,8 +162,8 @@ def test_check_of_one_shape_as_json(run: Cli, good: str) -> None:
 def test_a_failed_check_has_status_1(run: Cli, good: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from linalg_dsl.ops import check
 
-    monkeypatch.setattr(check, "output_bound", lambda backend, dtype: 1e-12)
-    sizes = ("--B", "1", "--T", "20", "--H", "2", "--K", "5", "--V", "3")
+    monkeypatch.setattr(check, "output_bound", lambda backend, dtype: 1e-20)
+    sizes = ("--B", "1", "--T", "20", "--H", "2", "--K", "5", "--V", "3", "--dtype", "float64")
     shown = run("check", good, "--backend", "torch", "--device", "cpu", *sizes)
     assert shown.status == 1
     assert "TOO LARGE" in shown.out
