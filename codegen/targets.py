@@ -140,19 +140,19 @@ def launches(
             types = tuple((n, _type(v)) for n, v in zip(names, values, strict=True))
             found.append(Launch(kernel, types, tuple(constants.items()), warps, stages))
 
-        module.Call.launch = record  # type: ignore[attr-defined]
+        module.Call.launch = record
         sizes = {"K": key, "V": value}
         kind = getattr(torch, dtype)
         tensors = []
-        for timed, dims in zip(module.TIMED, module.DIMS, strict=True):  # type: ignore[attr-defined]
+        for timed, dims in zip(module.TIMED, module.DIMS, strict=True):
             lead = (batch, length, heads) if timed else (heads,)
             wide = any(d in sizes for d in dims)
             shape = (*lead, *(sizes.get(d, d) for d in dims))
             tensors.append(torch.empty(shape, dtype=kind if wide else torch.float32, device="meta"))
         state = torch.empty((batch, heads, key, value), dtype=torch.float32, device="meta")
-        consts = (1.0,) * len(module.CONSTS)  # type: ignore[attr-defined]
-        o, final, residuals = module.forward(tuple(tensors), state, consts, None, True, True)  # type: ignore[attr-defined]
-        module.backward(tuple(tensors), state, consts, None, residuals, torch.empty_like(o), final)  # type: ignore[attr-defined]
+        consts = (1.0,) * len(module.CONSTS)
+        o, final, residuals = module.forward(tuple(tensors), state, consts, None, True, True)
+        module.backward(tuple(tensors), state, consts, None, residuals, torch.empty_like(o), final)
     return found
 
 

@@ -40,9 +40,7 @@ class DslError(Exception):
         super().__init__("\n\n".join(str(m) for m in self.mistakes))
 
     @classmethod
-    def single(
-        cls, code: str, message: str, span: Span | None = None, hint: str | None = None
-    ) -> DslError:
+    def single(cls, code: str, message: str, span: Span | None = None, hint: str | None = None) -> DslError:
         return cls([Mistake(code, message, span, hint)])
 
 

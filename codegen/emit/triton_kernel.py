@@ -18,8 +18,8 @@ SEGMENT = 8
 """The boundary term of the gate gradient is formed exactly at every 8th chunk boundary."""
 
 _RESERVED = (
-    "C", "K", "V", "H", "KP", "VP", "KB", "K_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT", "PRECISION", "SOLVE", "SUMS",
-    "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST",
+    "C", "K", "V", "H", "KP", "VP", "KB", "K_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT", "PRECISION",
+    "SOLVE", "SUMS", "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST",
     "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq",
     "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_token", "start", "length", "first_chunk", "chunks",
     "i_k", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k", "m_v", "m_s", "b_s", "m_level", "level",

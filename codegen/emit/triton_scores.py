@@ -43,7 +43,7 @@ class JointScores:
     def statements(self) -> list[str]:
         gate = self._name("w")
         lines = [
-            "# a reset is a log decay of -inf; the sums below are products with 0 and 1, so it has to be finite",
+            "# -inf is a reset; the sums below are products with 0 and 1, so it has to be finite",
             f"{gate} = tl.maximum({self.w}, -1e30)",
         ]
         self.gate = gate
@@ -51,7 +51,7 @@ class JointScores:
 
     # -- forward --------------------------------------------------------------------------------------
     def _scores(self) -> list[str]:
-        lines = []
+        lines: list[str] = []
         results = []
         for number, (i, j) in enumerate(self.pairs):
             name = self._name("score", i, j)
@@ -62,7 +62,7 @@ class JointScores:
             if self.reads[i] == "inclusive":
                 diagonal = f"tl.sum({self.x[i]} * {self.y[j]}, 1)[:, None]"
                 lines.append(f"{name} += tl.where(o_t[:, None] == o_t[None, :], {diagonal}, 0.0)")
-        body, factors, rows, cols = self._level()
+        body, _, rows, cols = self._level()
         for (i, j), name in zip(self.pairs, results, strict=True):
             product = f"tl.dot({rows[i]}, tl.trans({cols[j]}), input_precision=PRECISION)"
             body.append(f"{name} += tl.where(m_meet, {product}, 0.0)")
@@ -78,9 +78,8 @@ class JointScores:
         for number, (i, _) in enumerate(self.pairs):
             if self.reads[i] == "inclusive":
                 diagonal[number] = self._name("diagonal", number)
-                lines.append(
-                    f"{diagonal[number]} = tl.sum(tl.where(o_t[:, None] == o_t[None, :], {self.a[number]}, 0.0), 1)"
-                )
+                entries = f"tl.where(o_t[:, None] == o_t[None, :], {self.a[number]}, 0.0)"
+                lines.append(f"{diagonal[number]} = tl.sum({entries}, 1)")
         for axis, (names, others) in enumerate(((dx, self.y), (dy, self.x))):
             for at, name in enumerate(names):
                 terms = [

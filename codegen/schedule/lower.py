@@ -96,7 +96,7 @@ class _Lowering:
 
     def _score(self, node: Node) -> int:
         group = self.scores[node.args[-1]]
-        x, y, w = node.args
+        x, y, _ = node.args
         joint = self._joint("decayed_scores", group, [], ("t", "s"))
         pair = (group.rows.index((x, str(node.attr("read")))), group.cols.index(y))
         return self.b.add_node("pick", (joint,), ("t", "s"), index=group.pairs.index(pair))

@@ -74,7 +74,8 @@ class _Derivation:
         right = []
         for i, expr in enumerate(rec.erase, 1):
             erase = self._rows(expr, f"b_{i}")
-            scores.append([self._score(erase, x, rec.erase_read, f"g_b{i}{j}") for j, x in enumerate(left, 1)])
+            columns = enumerate(left, 1)
+            scores.append([self._score(erase, x, rec.erase_read, f"g_b{i}{j}") for j, x in columns])
             right.append(b.read(self._scaled(erase, exclusive=rec.erase_read == "exclusive"), state))
         z, _ = b.solve(scores, sigma, fixed, right)
         return [b.label(x, f"z_{j}") for j, x in enumerate(z, 1)]

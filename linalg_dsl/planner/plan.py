@@ -215,9 +215,7 @@ class PlanBuilder:
         return self._unless_zero((x, y), "decayed_score", ("t", "s"), w, read=read)
 
     def decay_apply(self, a: int, z: int, w: int, read: str, transposed: bool) -> int:
-        return self._unless_zero(
-            (a, z), "decay_apply", self.axes(z), w, read=read, transposed=transposed
-        )
+        return self._unless_zero((a, z), "decay_apply", self.axes(z), w, read=read, transposed=transposed)
 
     def span_sum(self, p: int, read: str) -> int:
         return self.add_node("span_sum", (p,), ("t",), read=read)

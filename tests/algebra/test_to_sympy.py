@@ -102,6 +102,7 @@ def test_derivative_against_autograd(function: str, exponent: float | None) -> N
     x = torch.tensor(points, dtype=torch.float64, requires_grad=True)
     match function:
         case "pow":
+            assert exponent is not None
             y = x**exponent
         case "reciprocal":
             y = 1 / x

@@ -239,17 +239,14 @@ def variants(module: Any, call: Any, rest: tuple[Any, ...]) -> Iterator[tuple[st
     """The launch with other block sizes, warps and stages."""
     programs, *middle, more, _, _ = rest
     if "KB" in more:
-        for block in (32, 64, 128):
-            for warps in (1, 2, 4, 8):
-                new = {**more, "KB": block, "K_BLOCKS": -(-call.key // block)}
-                yield f"KB{block} w{warps}", (programs, *middle, new, warps, 1)
+        for block, warps in ((32, 1), (32, 2), (32, 4), (64, 2), (64, 4), (128, 4), (128, 8)):
+            new = {**more, "KB": block, "K_BLOCKS": -(-call.key // block)}
+            yield f"KB{block} w{warps}", (programs, *middle, new, warps, 1)
     elif "BLOCK" in more:
-        for block in (32, 64, 128):
-            for warps in (4, 8):
-                for stages in (2, 3, 4):
-                    new = {**more, "BLOCK": block, "BLOCKS": 128 // block, "STAGES": stages}
-                    count = programs // more["BLOCKS"] * (128 // block)
-                    yield f"B{block} w{warps} s{stages}", (count, *middle, new, warps, stages)
+        for block, warps, stages in ((32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 8, 3)):
+            new = {**more, "BLOCK": block, "BLOCKS": 128 // block, "STAGES": stages}
+            count = programs // more["BLOCKS"] * (128 // block)
+            yield f"B{block} w{warps} s{stages}", (count, *middle, new, warps, stages)
 
 
 def fla_times(name: str, tensors: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from linalg_dsl.language.parser import parse
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops.draw import draw
+from linalg_dsl.ops.draw import GateKind, draw
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.adjoint import backward
 from linalg_dsl.planner.canonical import canonicalise
@@ -25,7 +25,7 @@ ENTRIES = sorted(p.stem for p in CATALOGUE.glob("*.rec"))
 B, H, K, V = 2, 2, 4, 3
 
 
-def check(spec: RecurrenceSpec, gates: str, T: int, chunk: int, seed: int) -> None:
+def check(spec: RecurrenceSpec, gates: GateKind, T: int, chunk: int, seed: int) -> None:
     """Outputs, final state and every gradient agree to rounding."""
     tensors = draw(spec, B, T, H, K, V, dtype=torch.float64, seed=seed, gates=gates)
     generator = torch.Generator().manual_seed(seed)
@@ -66,7 +66,7 @@ def check(spec: RecurrenceSpec, gates: str, T: int, chunk: int, seed: int) -> No
 
 @pytest.mark.parametrize("gates", ["mild", "strong", "resets"])
 @pytest.mark.parametrize("name", ENTRIES)
-def test_catalogue(name: str, gates: str) -> None:
+def test_catalogue(name: str, gates: GateKind) -> None:
     spec = parse((CATALOGUE / f"{name}.rec").read_text(encoding="utf-8"))
     check(spec, gates, T=13, chunk=5, seed=1)
 
@@ -118,6 +118,6 @@ def updates(choose: st.DrawFn) -> str:
 
 @given(updates(), READS, st.sampled_from(["mild", "strong", "resets"]), st.integers(1, 9), st.integers(1, 6))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_lines_of_every_chunk_class(update: str, read: str, gates: str, T: int, chunk: int) -> None:
+def test_lines_of_every_chunk_class(update: str, read: str, gates: GateKind, T: int, chunk: int) -> None:
     spec = parse(f"recurrence drawn\n{DECLARATIONS}\nS_t = {update}\no_t = {read}\n")
     check(spec, gates, T, chunk, seed=T)

@@ -11,7 +11,7 @@ from linalg_dsl.algebra.expr import SCALAR, ZERO, Symbol, transpose
 from linalg_dsl.errors import ArgumentError, DslError, InternalError
 from linalg_dsl.language.parser import parse
 from linalg_dsl.language.printer import show_expr
-from linalg_dsl.ops.draw import draw
+from linalg_dsl.ops.draw import GateKind, draw
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.adjoint import backward
 from linalg_dsl.planner.canonical import canonicalise, classify, verify_canonical
@@ -45,7 +45,7 @@ def test_comes_to_the_expected_form(name: str) -> None:
 
 @pytest.mark.parametrize("gates", ["mild", "strong"])
 @pytest.mark.parametrize("name", ALL)
-def test_form_equals_the_step_loop(name: str, gates: str) -> None:
+def test_form_equals_the_step_loop(name: str, gates: GateKind) -> None:
     spec = parse(ALL[name].text(name))
     tensors = draw(spec, B=2, T=9, H=2, K=4, V=3, dtype=torch.float64, seed=1, gates=gates)
     start = torch.randn(2, 2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))

@@ -54,7 +54,7 @@ def test_the_form_is_differentiable() -> None:
     expected, end = reference(spec, tensors, output_final_state=True)
     assert end is not None
     found = torch.autograd.grad((o.sum() + last.sum()), list(tensors.values()))
-    wanted = torch.autograd.grad((expected.sum() + end.sum()), list(tensors.values()))  # type: ignore[union-attr]
+    wanted = torch.autograd.grad((expected.sum() + end.sum()), list(tensors.values()))
     for got, want in zip(found, wanted, strict=True):
         torch.testing.assert_close(got, want)
 
