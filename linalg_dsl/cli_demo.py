@@ -63,6 +63,7 @@ def run_demo(text: Path | None, folder: Path, output: Output) -> bool:
     output.heading("next")
     output.note(f"{'all checks passed' if good else 'A CHECK FAILED'}, {took:.0f} s")
     output.note(
+        "  source .venv/bin/activate                    puts linalg-dsl and python on the path\n"
         "  linalg-dsl list                              the other recurrences\n"
         "  linalg-dsl explain kda --K 128 --V 128       another derivation, with its costs\n"
         "  linalg-dsl check my_recurrence.rec           your own line, checked\n"
