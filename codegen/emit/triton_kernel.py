@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.names import Names
-from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, sums_over_key
+from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
 from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan
@@ -18,11 +18,11 @@ SEGMENT = 8
 """The boundary term of the gate gradient is formed exactly at every 8th chunk boundary."""
 
 _RESERVED = (
-    "C", "K", "V", "H", "KP", "VP", "KB", "K_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT", "PRECISION",
+    "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT", "PRECISION",
     "SOLVE", "SUMS", "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST",
     "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq",
     "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_token", "start", "length", "first_chunk", "chunks",
-    "i_k", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k", "m_v", "m_s", "b_s", "m_level", "level",
+    "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k", "m_v", "m_s", "b_s", "m_level", "level",
     "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound", "first_mark",
     "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum", "row_sums",
     "column_sums", "anchored_intervals", "meeting_blocks",
@@ -192,7 +192,7 @@ class KernelPrinter:
         return out.lines
 
     def _blocked_body(self, found: tuple[Phase, ...]) -> list[str]:
-        """Phase after phase: what has no K axis, then a loop over the blocks of K."""
+        """Phase after phase: what has no wide axis, then a loop over the blocks of each."""
         out, nodes = self.out, self.nodes
         stores = set(self.kernel.stores)
         leaves = set(self.kernel.loads)
@@ -212,34 +212,38 @@ class KernelPrinter:
                 out.compute(n)
                 if n in stores:
                     self._store(n)
-            for n in phase.inside:  # operands without a K axis are loaded once, before the loop
-                for a in nodes[n].args:
-                    if a in leaves and a not in have and "K" not in nodes[a].axes:
-                        have.add(a)
-                        self._load(a)
             lines += out.lines
-            out.lines, out.first = [], []
-            inner: set[int] = set(have)
-            for n in phase.inside:
-                form(n, inner)
-                if sums_over_key(nodes, n):
-                    out.accumulate(n)
-                else:
-                    out.compute(n)
-                    if n in stores:
-                        self._store(n)
-            if phase.inside:
-                head = [
-                    "for i_k in range(K_BLOCKS):",
-                    "    o_k = i_k * KB + tl.arange(0, KB)",
-                    "    m_k = o_k < K",
+            for axis, inside in phase.inside:
+                out.lines = []
+                for n in inside:  # operands without this axis are loaded once, before the loop
+                    for a in nodes[n].args:
+                        if a in leaves and a not in have and axis not in nodes[a].axes:
+                            have.add(a)
+                            self._load(a)
+                lines += out.lines
+                out.lines, out.first = [], []
+                inner = set(have)
+                for n in inside:
+                    form(n, inner)
+                    if axis in summed_axes(nodes, n):
+                        out.accumulate(n)
+                    else:
+                        out.compute(n)
+                        if n in stores:
+                            self._store(n)
+                low = axis.lower()
+                lines += [
+                    *out.first,
+                    f"for i_{low} in range({axis}_BLOCKS):",
+                    f"    o_{low} = i_{low} * {axis}B + tl.arange(0, {axis}B)",
+                    f"    m_{low} = o_{low} < {axis}",
+                    *(f"    {line}" for line in out.lines),
                 ]
-                lines += [*out.first, *head, *(f"    {line}" for line in out.lines)]
-            out.lines = []
-            for n in phase.inside:
-                if sums_over_key(nodes, n) and n in stores:
-                    self._store(n)
-            lines += out.lines
+                out.lines = []
+                for n in inside:
+                    if axis in summed_axes(nodes, n) and n in stores:
+                        self._store(n)
+                lines += out.lines
         out.lines = lines
         return lines
 
@@ -376,14 +380,14 @@ class KernelPrinter:
         out = {"t": Tile("C", "m_t"), "s": Tile("C", "m_t")}
         for axis in ("K", "V"):
             length = "BLOCK" if self.kernel.split == axis else f"{axis}P"
-            if axis == "K" and self.phases is not None:
-                length = "KB"
+            if self.phases is not None:
+                length = f"{axis}B"
             out[axis] = Tile(length, f"m_{axis.lower()}")
         return out
 
     def _offsets(self) -> tuple[str, ...]:
         lines = []
-        for axis in ("K", "V") if self.phases is None else ("V",):
+        for axis in ("K", "V") if self.phases is None else ():
             name, length = axis.lower(), self._blocks()[axis].length
             base = "i_block * BLOCK + " if self.kernel.split == axis else ""
             lines += [f"o_{name} = {base}tl.arange(0, {length})", f"m_{name} = o_{name} < {axis}"]
@@ -392,11 +396,11 @@ class KernelPrinter:
     def _bounds(self) -> tuple[str, ...]:
         """Loop bounds that are run-time numbers: unrolled, such a loop spills."""
         text = "\n".join(self.out.lines)
-        return tuple(bound for bound in ("LEVELS", "K_BLOCKS") if _uses(text, bound))
+        return tuple(bound for bound in ("LEVELS", "K_BLOCKS", "V_BLOCKS") if _uses(text, bound))
 
     def _constants(self) -> tuple[str, ...]:
         used = "\n".join((*self.out.lines, *self.before))
-        shape = ["K", "V", "KP" if self.phases is None else "KB", "VP", "C"]
+        shape = ["K", "V", "C", *(("KP", "VP") if self.phases is None else ("KB", "VB"))]
         if self.kernel.family == "walk":
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
         optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if _uses(used, c)]

@@ -64,10 +64,10 @@ def choose_walk(
         block //= 2
 
 
-def choose_prep(key: int, value: int, chunk: int, products: int, decay: str) -> tuple[int, int]:
-    """(warps, block of K) of a prep that holds about ``products`` tiles.
+def choose_prep(chunk: int, products: int) -> tuple[int, int]:
+    """(warps, block of K and V) of a prep with about ``products`` tiles.
 
-    With a decay per channel several [C, block] tiles in float32 are alive at once, so the block is narrow.
+    One warp for every 16 tokens: a product of C rows gives no more of them work. The blocks are narrow
+    where many [C, block] tiles are alive at once.
     """
-    block = min(next_power(key), 32 if decay == "channel" else 64)
-    return 4, block
+    return max(1, chunk // 16), 64 if products < 12 else 32

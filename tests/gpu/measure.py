@@ -241,6 +241,7 @@ def variants(module: Any, call: Any, rest: tuple[Any, ...]) -> Iterator[tuple[st
     if "KB" in more:
         for block, warps in ((32, 1), (32, 2), (32, 4), (64, 2), (64, 4), (128, 4), (128, 8)):
             new = {**more, "KB": block, "K_BLOCKS": -(-call.key // block)}
+            new |= {"VB": block, "V_BLOCKS": -(-call.value // block)}
             yield f"KB{block} w{warps}", (programs, *middle, new, warps, 1)
     elif "BLOCK" in more:
         for block, warps, stages in ((32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 8, 3)):
