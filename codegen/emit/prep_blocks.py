@@ -21,7 +21,7 @@ _ONCE = ("decay_adjoints",)
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """``before``: nodes without a wide axis; ``inside``: for each axis what the loop over its blocks forms."""
+    """``before``: nodes without a wide axis; ``inside``: per axis what the loop over its blocks forms."""
 
     before: tuple[int, ...]
     inside: tuple[tuple[Axis, tuple[int, ...]], ...]

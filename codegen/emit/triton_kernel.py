@@ -18,14 +18,13 @@ SEGMENT = 8
 """The boundary term of the gate gradient is formed exactly at every 8th chunk boundary."""
 
 _RESERVED = (
-    "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT", "PRECISION",
-    "SOLVE", "SUMS", "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST",
-    "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq",
-    "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_token", "start", "length", "first_chunk", "chunks",
-    "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k", "m_v", "m_s", "b_s", "m_level", "level",
-    "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound", "first_mark",
-    "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum", "row_sums",
-    "column_sums", "anchored_intervals", "meeting_blocks",
+    "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT",
+    "PRECISION", "SOLVE", "SUMS", "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST", "p_first", "p_last",
+    "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_token",
+    "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
+    "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
+    "first_mark", "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum",
+    "row_sums", "column_sums", "anchored_intervals", "meeting_blocks",
 )  # fmt: skip
 
 

@@ -129,11 +129,12 @@ def check(
     return {"errors": errors, "same": same, "first": first}
 
 
-def one_check(job: tuple[str, str, str, str]) -> str:
-    name, dtype, size, gates = job
+def one_check(job: tuple[str, str, str, str, str]) -> str:
+    name, dtype, size, gates, heads = job
     shape = SMALL if size == "small" else TRAIN
+    chosen = None if size == "small" else [int(h) for h in heads.split(",")]
     try:
-        found = check(name, dtype, shape, gates, None if size == "small" else [5])
+        found = check(name, dtype, shape, gates, chosen)
     except Exception:
         return f"FAIL {name:18s} {dtype:9s} {size:6s} {gates}\n{traceback.format_exc()[-1500:]}"
     low, high = LIMITS[dtype]
@@ -342,6 +343,7 @@ def main() -> int:
     parser.add_argument("--sizes", default="small,train")
     parser.add_argument("--gates", default="mild")
     parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--heads", default="5", help="heads that the large shape's reference runs")
     args = parser.parse_args()
     names = args.names.split(",")
     if args.what == "sweep":
@@ -355,7 +357,7 @@ def main() -> int:
         bench(names, args.dtypes.split(",")[0], args.what == "fla")
         return 0
     jobs = [
-        (name, dtype, size, gates)
+        (name, dtype, size, gates, args.heads)
         for size in args.sizes.split(",")
         for dtype in args.dtypes.split(",")
         for gates in args.gates.split(",")
