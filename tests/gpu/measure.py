@@ -154,7 +154,7 @@ def bench(names: Sequence[str], dtype: str, fla: bool) -> None:
     for name in names:
         spec, _, text = pipeline(name)
         module = load(name, text)
-        tensors, _, consts = operands(spec, module, dtype, TRAIN, "mild")
+        tensors, state, consts = operands(spec, module, dtype, TRAIN, "mild")
         values = tuple(t.contiguous() for t in tensors.values())
         if fla:
             peer = fla_times(name, tensors)
@@ -164,15 +164,18 @@ def bench(names: Sequence[str], dtype: str, fla: bool) -> None:
                     flush=True,
                 )
             continue
-        o, _, _ = module.forward(values, None, consts, None, False, True)
-        d_o = torch.randn_like(o)
+        o, final, _ = module.forward(values, state, consts, None, True, True)
+        d_o, d_state = torch.randn_like(o), torch.randn_like(final)
 
-        def fwd(m: Any = module, v: Any = values, c: Any = consts, save: bool = False) -> Any:
-            return m.forward(v, None, c, None, False, save)
+        def fwd(m: Any = module, v: Any = values, c: Any = consts, s: Any = state, save: bool = False) -> Any:
+            return m.forward(v, s, c, None, True, save)
 
-        def both(f: Any = fwd, m: Any = module, v: Any = values, c: Any = consts, d: Any = d_o) -> None:
+        def both(
+            f: Any = fwd, m: Any = module, v: Any = values, c: Any = consts, s: Any = state,
+            d: Any = d_o, ds: Any = d_state,
+        ) -> None:  # fmt: skip
             _, _, residuals = f(save=True)
-            m.backward(v, None, c, None, residuals, d, None)
+            m.backward(v, s, c, None, residuals, d, ds)
 
         kernels = kernel_times(module, both)
         cells = "  ".join(f"{k.removeprefix(name + '_')} {t:.3f}" for k, t in kernels)
@@ -240,12 +243,12 @@ def variants(module: Any, call: Any, rest: tuple[Any, ...]) -> Iterator[tuple[st
     """The launch with other block sizes, warps and stages."""
     programs, *middle, more, _, _ = rest
     if "KB" in more:
-        for block, warps in ((32, 1), (32, 2), (32, 4), (64, 2), (64, 4), (128, 4), (128, 8)):
+        for block, warps in ((32, 1), (32, 2), (32, 4), (64, 2), (64, 4)):
             new = {**more, "KB": block, "K_BLOCKS": -(-call.key // block)}
             new |= {"VB": block, "V_BLOCKS": -(-call.value // block)}
             yield f"KB{block} w{warps}", (programs, *middle, new, warps, 1)
     elif "BLOCK" in more:
-        for block, warps, stages in ((32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 8, 3)):
+        for block, warps, stages in ((32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 8, 3), (128, 8, 2)):
             new = {**more, "BLOCK": block, "BLOCKS": 128 // block, "STAGES": stages}
             count = programs // more["BLOCKS"] * (128 // block)
             yield f"B{block} w{warps} s{stages}", (count, *middle, new, warps, stages)
