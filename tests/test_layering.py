@@ -38,6 +38,7 @@ PLACES = {
     "triton": ["linalg_dsl.codegen.targets", "linalg_dsl.templates.*", "linalg_dsl.ops.*"],
     "torch": [
         "linalg_dsl.codegen.targets",
+        "linalg_dsl.codegen.schedule.evaluate*",
         "linalg_dsl.planner.evaluate*",
         "linalg_dsl.planner.prove",
         "linalg_dsl.ops.*",

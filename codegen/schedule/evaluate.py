@@ -1,0 +1,335 @@
+"""Runs a kernel plan in PyTorch: kernel after kernel, chunk after chunk, block after block.
+
+Kernels meet in memory only, as on a GPU: a kernel sees what it loads, its own carry and what it computes.
+A walk is run once for every block of its split axis, so a plan that contracts that axis gives wrong numbers
+here as well. The last chunk may be shorter than the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from linalg_dsl.codegen.schedule.evaluate_ops import apply_lowered
+from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan
+from linalg_dsl.errors import InternalError
+from linalg_dsl.planner.adjoint import gradient_name
+from linalg_dsl.planner.evaluate_ops import align, expand
+from linalg_dsl.planner.plan import Node
+
+Values = dict[int, Tensor | tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class KernelResults:
+    """What one call gives: o [B, T, H, V], the states, and gradients by the name of their tensor.
+
+    ``gradients`` holds the initial state's as ``"initial_state"`` and is empty where the plan has no
+    backward; a tensor that nothing depends on is absent.
+    """
+
+    output: Tensor
+    final_state: Tensor
+    gradients: Mapping[str, Tensor]
+
+
+def run_kernels(
+    plan: KernelPlan,
+    tensors: Mapping[str, Tensor],
+    initial_state: Tensor | None = None,
+    chunk_size: int = 64,
+    d_o: Tensor | None = None,
+    d_state: Tensor | None = None,
+    consts: Mapping[str, float] | None = None,
+    *,
+    exact: bool = True,
+    segment: int = 8,
+    blocks: int = 2,
+) -> KernelResults:
+    """The forward and, if the plan has one, the backward, in the tensors' dtype (float64 to compare).
+
+    tensors: inputs [B, T, H, ...] and params [H, ...] by name; initial_state [B, H, K, V]; ``d_o`` and
+    ``d_state`` None are zero. ``exact``: how the boundary term of a gate gradient is formed (``Boundary``);
+    carried, it is exact at every ``segment``-th chunk boundary. ``blocks``: into how many a walk cuts its
+    split axis, at most.
+    """
+    call = _Call(plan, tensors, dict(consts or {}), chunk_size)
+    state = call.zero_state() if initial_state is None else initial_state
+    run = _Run(call, exact or _must_be_exact(plan), segment, blocks)
+    final = state
+    for kernel in plan.forward:
+        after = run.kernel(kernel, state)
+        final = after if after is not None else final
+    output = plan.results[0]
+    o = call.joined(output[1])
+    if not plan.backward:
+        return KernelResults(o, final, {})
+    call.cotangent = torch.zeros_like(o) if d_o is None else d_o
+    d_last = torch.zeros_like(final) if d_state is None else d_state
+    d_first = d_last
+    for kernel in plan.backward:
+        after = run.kernel(kernel, state if kernel.direction == "forward" else d_last)
+        if after is not None and kernel.direction == "reverse":
+            d_first = after
+    return KernelResults(o, final, {**call.gradients(), "initial_state": d_first})
+
+
+def _must_be_exact(plan: KernelPlan) -> bool:
+    return any(k.boundary is not None and k.boundary.exact for k in plan.backward)
+
+
+@dataclass
+class _Call:
+    """Memory: declared tensors, and what kernels stored, by (node or name, chunk)."""
+
+    plan: KernelPlan
+    tensors: Mapping[str, Tensor]
+    consts: Mapping[str, float]
+    chunk_size: int
+    cotangent: Tensor | None = None
+    stored: dict[tuple[int | str, int], Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        timed = next((n for n in self.nodes if n.op == "input"), None)
+        if timed is None:
+            raise InternalError(f"plan {self.plan.plan.name} has no input")
+        self.like = self.tensors[str(timed.attr("name"))]
+        self.batch, self.length, self.heads = self.like.shape[:3]
+        self.bounds = [
+            (a, min(a + self.chunk_size, self.length)) for a in range(0, self.length, self.chunk_size)
+        ]
+        self.wide = {axis: self._size(axis) for axis in ("K", "V")}
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.plan.plan.nodes
+
+    def _size(self, axis: str) -> int:
+        for node in self.nodes:
+            if node.op in ("input", "param") and axis in node.axes:
+                return self.tensors[str(node.attr("name"))].shape[-1]
+        raise InternalError(f"no input of plan {self.plan.plan.name} has the axis {axis}")
+
+    def sizes(self, chunk: int) -> dict[str, int]:
+        start, end = self.bounds[chunk]
+        return {"t": end - start, "s": end - start, **self.wide}
+
+    def zero_state(self) -> Tensor:
+        return self.like.new_zeros(self.batch, self.heads, self.wide["K"], self.wide["V"])
+
+    def load(self, n: int, chunk: int) -> Tensor:
+        """[B, H, *axes] of one chunk; raises ``InternalError`` for a value that nobody wrote."""
+        node = self.nodes[n]
+        match node.op:
+            case "input" | "param":
+                return self._part(self.tensors[str(node.attr("name"))], node, chunk)
+            case "const":
+                return self.like.new_tensor(self.consts[str(node.attr("name"))])
+            case "cotangent":
+                if self.cotangent is None:
+                    raise InternalError("a forward kernel reads the gradient of an output")
+                return self._part(self.cotangent, node, chunk)
+            case _:
+                if (n, chunk) not in self.stored:
+                    raise InternalError(f"%{n} ({node.op}) of chunk {chunk} is read before it is written")
+                return self.stored[n, chunk]
+
+    def store(self, key: int | str, chunk: int, value: Tensor) -> None:
+        if (key, chunk) in self.stored:
+            raise InternalError(f"%{key} of chunk {chunk} is written twice")
+        self.stored[key, chunk] = value
+
+    def joined(self, n: int) -> Tensor:
+        """[B, T, H, ...] of a token value that is a result; it may be a leaf, which nobody stores."""
+        node = self.nodes[n]
+        rest = [self.wide[a] for a in node.axes if a != "t"]
+        if not self.bounds:
+            return self.like.new_zeros(self.batch, 0, self.heads, *rest)
+        chunks = [
+            self.load(n, c).expand(self.batch, self.heads, end - start, *rest)
+            for c, (start, end) in enumerate(self.bounds)
+        ]
+        return torch.cat([x.transpose(1, 2) for x in chunks], dim=1)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The results of the backward, summed over chunks and batch for params, rows put together."""
+        leaves = {gradient_name(n): n for n in self.nodes if n.op in ("input", "param")}
+        found: dict[str, Tensor] = {}
+        for result, n in self.plan.results:
+            leaf = leaves.get(result)
+            if leaf is None:
+                continue
+            name, row = str(leaf.attr("name")), leaf.attr("row")
+            whole = found.setdefault(name, torch.zeros_like(self.tensors[name]))
+            if leaf.op == "input":
+                part = whole if row is None else whole.select(3, int(str(row)))
+                part.copy_(self.joined(n))
+                continue
+            part = whole if row is None else whole.select(1, int(str(row)))
+            for chunk in range(len(self.bounds)):
+                part += self.load(n, chunk).expand(self.batch, self.heads, *part.shape[1:]).sum(0)
+        return found
+
+    def _part(self, tensor: Tensor, node: Node, chunk: int) -> Tensor:
+        """[B, T, H, (n,) D] -> [B, H, C, D] of one chunk; a param is [1, H, D]."""
+        row = dict(node.attrs).get("row")
+        if node.op == "param":
+            return (tensor if row is None else tensor.select(1, int(str(row))))[None]
+        start, end = self.bounds[chunk]
+        rows = tensor if row is None else tensor.select(3, int(str(row)))
+        return rows[:, start:end].transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class _Run:
+    call: _Call
+    exact: bool
+    segment: int
+    blocks: int
+
+    def kernel(self, kernel: Kernel, state: Tensor) -> Tensor | None:
+        """All programs of a kernel; what a walk hands on from its last chunk."""
+        call = self.call
+        chunks = range(len(call.bounds))
+        if kernel.family == "prep":
+            for chunk in chunks:
+                values: Values = {n: call.load(n, chunk) for n in kernel.loads}
+                self.body(kernel, values, call.sizes(chunk))
+                for n in kernel.stores:
+                    call.store(n, chunk, _tensor(values[n]))
+            return None
+        split = kernel.split
+        if split is None:
+            raise InternalError(f"the walk {kernel.name} has no split axis")
+        states = []
+        parts: list[dict[tuple[int | str, int], Tensor]] = []
+        for low, count in _blocks(call.wide[split], self.blocks):
+            block = _Block(self, kernel, split, low, count)
+            states.append(block.walk(state.narrow(-2 if split == "K" else -1, low, count)))
+            parts.append(block.stored)
+        for key, chunk in parts[0]:
+            axes = _axes(call.nodes, key)
+            pieces = [p[key, chunk] for p in parts]
+            # every block has the same value where the split axis is missing: the first one writes it
+            whole = torch.cat(pieces, axes.index(split) - len(axes)) if split in axes else pieces[0]
+            call.store(key, chunk, whole)
+        return torch.cat(states, dim=-2 if split == "K" else -1)
+
+    def body(self, kernel: Kernel, values: Values, sizes: Mapping[str, int]) -> None:
+        nodes = self.call.nodes
+        for n in kernel.body:
+            node = nodes[n]
+            args = [self._operand(kernel, values, n, a) for a in node.args]
+            values[n] = apply_lowered(node, args, [nodes[a].axes for a in node.args], sizes)
+
+    def _operand(self, kernel: Kernel, values: Values, n: int, a: int) -> Tensor | tuple[Tensor, ...]:
+        node = self.call.nodes[a]
+        if node.op == "number":
+            return self.call.like.new_tensor(float(str(node.attr("value"))))
+        if a not in values:
+            raise InternalError(f"{kernel.name} computes %{n} from %{a} ({node.op}), which it does not have")
+        return values[a]
+
+
+@dataclass
+class _Block:
+    """One program of a walk, for every sequence and head at once: entries low .. low + count of an axis."""
+
+    run: _Run
+    kernel: Kernel
+    split: str
+    low: int
+    count: int
+    stored: dict[tuple[int | str, int], Tensor] = field(default_factory=dict)
+    carried: Tensor | None = None
+    """h = sum_V S o dS at the end of the chunk: what the boundary term is carried by."""
+
+    def walk(self, state: Tensor) -> Tensor:
+        call, kernel = self.run.call, self.kernel
+        if kernel.carry is None:
+            raise InternalError(f"the walk {kernel.name} has no carry")
+        leaf, after = kernel.carry
+        last = len(call.bounds) - 1
+        for step in range(last + 1):
+            chunk = step if kernel.direction == "forward" else last - step
+            values: Values = {n: self._cut(n, call.load(n, chunk)) for n in kernel.loads}
+            values[leaf] = state
+            sizes = {**call.sizes(chunk), self.split: self.count}
+            self.run.body(kernel, values, sizes)
+            for n in kernel.stores:
+                self.stored[n, chunk] = _tensor(values[n])
+            if kernel.boundary:
+                self._boundary(kernel.boundary, values, state, chunk, last)
+            axes = call.nodes[after].axes
+            state = expand(_tensor(values[after]), axes, ("K", "V"), sizes)
+            if kernel.boundary and kernel.direction == "forward" and self._marks_after(chunk, last):
+                self.stored["marks", chunk] = state
+        return state
+
+    def _cut(self, n: int, value: Tensor) -> Tensor:
+        axes = self.run.call.nodes[n].axes
+        if self.split not in axes:
+            return value
+        return value.narrow(axes.index(self.split) - len(axes), self.low, self.count)
+
+    # -- the boundary term ------------------------------------------------------------------------------
+    def _marks_after(self, chunk: int, last: int) -> bool:
+        return not self.run.exact and (chunk == last or (chunk + 1) % self.run.segment == 0)
+
+    def _boundary(self, boundary: Boundary, values: Values, state: Tensor, chunk: int, last: int) -> None:
+        """``state`` is the one before the chunk in the direction of the walk: S_0, or dS_C."""
+        norm = state.square().sum(-1).sqrt()
+        if self.kernel.direction == "forward":
+            if self.run.exact:
+                self.stored["marks", chunk] = state
+            else:
+                self.stored["norms", chunk] = norm
+                self.stored["starts", chunk] = _token_sum(values, boundary.starts)
+            return
+        total = align(_tensor(values[boundary.total]), self.run.call.nodes[boundary.total].axes, ("K",))
+        if self.run.exact:
+            self.stored[boundary.node, chunk] = total * (self._kept("marks", chunk) * state).sum(-1)
+            return
+        if self._marks_after(chunk, last):
+            self.carried = (self._kept("marks", chunk) * state).sum(-1)
+        if self.carried is None:
+            raise InternalError(f"{self.kernel.name} carries a boundary term that no chunk began")
+        limit = total * self._kept("norms", chunk) * norm
+        bound = (self.carried - _token_sum(values, boundary.ends)).clamp(-limit, limit)
+        self.stored[boundary.node, chunk] = bound
+        self.carried = bound + self._kept("starts", chunk)
+
+    def _kept(self, name: str, chunk: int) -> Tensor:
+        """This block's rows of what the forward walk recorded."""
+        stored = self.run.call.stored
+        if (name, chunk) not in stored:
+            raise InternalError(f"{self.kernel.name} reads {name} of chunk {chunk}, which no walk recorded")
+        value = stored[name, chunk]
+        return value.narrow(-2 if name == "marks" else -1, self.low, self.count)
+
+
+def _token_sum(values: Values, pairs: Sequence[tuple[int, int]]) -> Tensor:
+    """[.., K]: the sum over tokens of x o dx over the pairs."""
+    products = [_tensor(values[x]) * _tensor(values[dx]) for x, dx in pairs]
+    return torch.stack([p.sum(-2) for p in products]).sum(0)
+
+
+def _axes(nodes: Sequence[Node], key: int | str) -> tuple[str, ...]:
+    if isinstance(key, int):
+        return nodes[key].axes
+    return ("K", "V") if key == "marks" else ("K",)
+
+
+def _blocks(size: int, count: int) -> list[tuple[int, int]]:
+    """(first entry, entries) of at most ``count`` blocks of an axis."""
+    each = max(1, -(-size // count))
+    return [(low, min(each, size - low)) for low in range(0, size, each)]
+
+
+def _tensor(value: Tensor | tuple[Tensor, ...]) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise InternalError("a value of several results is used through its picks only")
+    return value
