@@ -56,7 +56,6 @@ class KernelText:
     constants: tuple[str, ...]
     library: frozenset[str]
     loads: tuple[str, ...]
-    products: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ class KernelPrinter:
             )  # fmt: skip
         return KernelText(
             self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars.values()),
-            self._constants(), frozenset(self.out.library), self._tile_kinds(), self._products(),
+            self._constants(), frozenset(self.out.library), self._tile_kinds(),
         )  # fmt: skip
 
     # -- families -------------------------------------------------------------------------------------
@@ -420,10 +419,6 @@ class KernelPrinter:
             if "t" in axes and len(axes) == 2:
                 kinds.append("".join(a if a in "ts" else "b" if a == split else "o" for a in axes))
         return tuple(sorted(kinds))
-
-    def _products(self) -> int:
-        wide = {n for n in (*self.kernel.loads, *self.kernel.body) if len(self.nodes[n].axes) == 2}
-        return len(wide)
 
     def _doc(self) -> str:
         if self.kernel.family == "prep":

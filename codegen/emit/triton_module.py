@@ -268,7 +268,7 @@ class _Emitter:
         )
         rest = "".join(f", {r}" for r in ratios)
         if kernel.family == "prep":
-            return f"call.prep({text.name}, {text.products}, {tensors}, {scalars}{rest})"
+            return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest})"
         if forward:
             first, last = "initial_state", "final_state"
         elif kernel.direction == "forward":

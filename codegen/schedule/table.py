@@ -39,7 +39,8 @@ def choose_walk(
     """(block of the split axis, warps, stages) of a walk that owns ``own`` and splits ``split``.
 
     Wide blocks while the card stays full (``lanes`` sequences x heads over ``units`` multiprocessors);
-    then as many stages as shared memory allows, three at most.
+    then as many stages as shared memory allows, three at most: half of it where there are more programs
+    than multiprocessors, so that two run on one.
     """
     own, split = next_power(own), next_power(split)
     block = min(split, 64 if own <= 128 else 32 if own <= 256 else 16)
@@ -55,19 +56,23 @@ def choose_walk(
             for axis in axes:
                 elements *= sizes[axis]
             stage += elements * operand_bytes
-        fixed = own * block * operand_bytes + 2 * chunk * max(own, block) * operand_bytes
+        fixed = (own * block + 2 * chunk * own) * operand_bytes  # operands made in the loop
+        room = shared // 2 if lanes * (split // block) > units else shared
         stages = 3
-        while stages > 1 and stages * stage + fixed > shared:
+        while stages > 1 and max(1, stages - 1) * stage + fixed > room:
             stages -= 1
-        if stages * stage + fixed <= shared or block == 16:
+        if stage + fixed <= shared or block == 16:
             return block, 8 if own * block > 128 * 64 else 4, stages
         block //= 2
 
 
-def choose_prep(chunk: int, products: int) -> tuple[int, int]:
-    """(warps, block of K and V) of a prep with about ``products`` tiles.
+def choose_prep(chunk: int, decay: str, gradients: bool) -> tuple[int, int]:
+    """(warps, block of K and V) of a prep; ``gradients``: the last kernel of the backward.
 
-    One warp for every 16 tokens: a product of C rows gives no more of them work. The blocks are narrow
-    where many [C, block] tiles are alive at once.
+    One warp for every 16 tokens: a product of C rows gives no more of them work. With a decay per channel
+    many [C, block] tiles are alive at once: narrow blocks, or four warps where there are even more.
     """
-    return max(1, chunk // 16), 64 if products < 12 else 32
+    warps = max(1, chunk // 16)
+    if decay == "channel":
+        return (max(warps, 4), 64) if gradients else (warps, 32)
+    return warps, 64

@@ -1,0 +1,239 @@
+"""The rules of a kernel plan: what a kernel may read, compute and write, and what lies in memory between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan
+from linalg_dsl.errors import InternalError
+from linalg_dsl.planner.ops import contracted_axes
+from linalg_dsl.planner.plan import Node
+
+LEAVES = ("input", "param", "const", "cotangent")
+"""What a call hands in; a number needs no load and a carry is the walk's own."""
+STATE = ("K", "V")
+
+
+def verify(plan: KernelPlan) -> None:
+    """Raises ``InternalError`` naming the kernel or buffer and the first rule that it breaks.
+
+    1. Kernels have distinct names. A prep has no direction, split, carry or boundary; a walk has a
+       direction, a split axis, and a carry of the plan in that direction.
+    2. A kernel loads, once each: leaves (gradients of outputs in the backward only), what an earlier kernel
+       stored, and the boundary term after the walk that forms it.
+    3. Every operand of a body is loaded, computed before it, a number, or the walk's own carry; no value is
+       both loaded and computed, or computed twice; no body has a leaf or the boundary term.
+    4. A walk contracts its split axis nowhere, since a program has one block of it.
+    5. A prep computes no state, and no kernel stores one: states stay on chip.
+    6. What a kernel stores it has computed; no value is stored by two kernels.
+    7. Everything that is loaded or computed is used: by a value of the same kernel, a store, the carry's next
+       value, or the boundary term.
+    8. The results are the outputs of the plan. Outputs are stored by the forward and gradients by the
+       backward, exactly once, unless they are leaves; there is a backward if and only if the plan hands a
+       state's gradient back.
+    9. Whatever else is stored, and the boundary term, has exactly one buffer, with the axes of its value and
+       a name of its own, and a later kernel reads it.
+    10. ``saved`` are exactly the buffers that the forward stores and the backward reads; ``only_saved`` those
+       of them that no forward kernel reads.
+    11. A boundary term is formed by one forward and one later reverse walk, both K-split, of the backward;
+       each has at hand what it multiplies, and the forward carry's state is the plan's.
+    """
+    _verify_names(plan)
+    stored: set[int] = set()
+    boundaries: list[Kernel] = []
+    for kernel in (*plan.forward, *plan.backward):
+        try:
+            _verify_frame(plan, kernel)
+            _verify_loads(plan, kernel, stored, boundaries)
+            _verify_body(plan, kernel)
+            _verify_stores(plan, kernel, stored)
+            _verify_all_used(plan, kernel)
+        except InternalError as fault:
+            raise InternalError(
+                f"kernel plan {plan.plan.name}, {kernel.name or 'a kernel'}: {fault}"
+            ) from None
+        stored |= set(kernel.stores)
+        if kernel.boundary:
+            boundaries.append(kernel)
+    try:
+        _verify_results(plan)
+        _verify_buffers(plan, stored)
+        _verify_boundary(plan, boundaries)
+    except InternalError as fault:
+        raise InternalError(f"kernel plan {plan.plan.name}: {fault}") from None
+
+
+# -- one kernel -----------------------------------------------------------------------------------------
+def _verify_names(plan: KernelPlan) -> None:
+    names = [k.name for k in (*plan.forward, *plan.backward)]
+    twice = _twice(names)
+    if twice or not all(names):
+        raise InternalError(f"kernel plan {plan.plan.name}: kernel names {names} are not distinct")
+
+
+def _verify_frame(plan: KernelPlan, kernel: Kernel) -> None:
+    of_walk = (kernel.direction, kernel.split, kernel.carry)
+    if kernel.family == "prep":
+        if any(x is not None for x in (*of_walk, kernel.boundary)):
+            raise InternalError("a prep with a direction, split, carry or boundary term")
+        return
+    if any(x is None for x in of_walk):
+        raise InternalError("a walk without a direction, split axis or carry")
+    if kernel.split not in STATE:
+        raise InternalError(f"splits {kernel.split}, expected one of {', '.join(STATE)}")
+    if all((d, (leaf, after)) != (kernel.direction, kernel.carry) for _, d, leaf, after in plan.plan.carries):
+        raise InternalError(f"carries {kernel.carry}, which is no {kernel.direction} carry of the plan")
+
+
+def _verify_loads(plan: KernelPlan, kernel: Kernel, stored: set[int], boundaries: list[Kernel]) -> None:
+    formed = {k.boundary.node for k in boundaries if k.boundary and k.direction == "reverse"}
+    if twice := _twice(kernel.loads):
+        raise InternalError(f"loads %{twice[0]} twice")
+    for n in kernel.loads:
+        node = plan.plan.nodes[n]
+        if node.op == "cotangent" and kernel in plan.forward:
+            raise InternalError(f"the forward loads %{n}, the gradient of an output")
+        if node.op not in LEAVES and n not in stored | formed:
+            raise InternalError(f"loads %{n} ({node.op}), which no earlier kernel stores")
+
+
+def _verify_body(plan: KernelPlan, kernel: Kernel) -> None:
+    nodes = plan.plan.nodes
+    have = set(kernel.loads)
+    own = kernel.carry[0] if kernel.carry else None
+    for n in kernel.body:
+        node = nodes[n]
+        if n in have:
+            raise InternalError(f"computes %{n} ({node.op}), which it has already")
+        if node.op in (*LEAVES, "number", "carry", "boundary_gate"):
+            raise InternalError(f"computes %{n} ({node.op}), which no kernel computes")
+        for a in node.args:
+            if a not in have and a != own and nodes[a].op != "number":
+                raise InternalError(f"computes %{n} ({node.op}) from %{a} ({nodes[a].op}), not at hand")
+        if kernel.split in _contracted(nodes, node):
+            raise InternalError(f"%{n} ({node.op}) sums over {kernel.split}, of which a program has a block")
+        if kernel.family == "prep" and node.axes == STATE:
+            raise InternalError(f"a prep computes the state %{n} ({node.op})")
+        have.add(n)
+
+
+def _verify_stores(plan: KernelPlan, kernel: Kernel, stored: set[int]) -> None:
+    if twice := _twice(kernel.stores):
+        raise InternalError(f"stores %{twice[0]} twice")
+    for n in kernel.stores:
+        node = plan.plan.nodes[n]
+        if n not in kernel.body:
+            raise InternalError(f"stores %{n} ({node.op}), which it does not compute")
+        if node.axes == STATE:
+            raise InternalError(f"stores the state %{n} ({node.op})")
+        if n in stored:
+            raise InternalError(f"stores %{n} ({node.op}), which an earlier kernel stores")
+
+
+def _verify_all_used(plan: KernelPlan, kernel: Kernel) -> None:
+    used = {a for n in kernel.body for a in plan.plan.nodes[n].args} | set(kernel.stores)
+    used |= set(_boundary_values(kernel))
+    if kernel.carry:
+        after = kernel.carry[1]
+        if after not in kernel.body and after != kernel.carry[0]:
+            raise InternalError(f"does not compute %{after}, the next value of its carry")
+        used.add(after)
+    for n in (*kernel.loads, *kernel.body):
+        if n not in used:
+            raise InternalError(f"nothing needs %{n} ({plan.plan.nodes[n].op})")
+
+
+def _boundary_values(kernel: Kernel) -> Iterator[int]:
+    """What the boundary term takes from a kernel."""
+    boundary = kernel.boundary
+    if boundary is None:
+        return
+    for pair in boundary.starts if kernel.direction == "forward" else boundary.ends:
+        yield from pair
+    if kernel.direction == "reverse":
+        yield boundary.total
+
+
+# -- the whole ------------------------------------------------------------------------------------------
+def _verify_results(plan: KernelPlan) -> None:
+    if plan.results != plan.plan.outputs:
+        raise InternalError(f"gives {_names(plan.results)}, the plan {_names(plan.plan.outputs)}")
+    reverse = any(direction == "reverse" for _, direction, _, _ in plan.plan.carries)
+    if reverse != bool(plan.backward):
+        raise InternalError(
+            "has no backward" if reverse else "has a backward, but the plan hands no gradient back"
+        )
+    for phase, kernels, gradients in (("forward", plan.forward, False), ("backward", plan.backward, True)):
+        stored = {n for k in kernels for n in k.stores}
+        for name, n in plan.results:
+            leaf = plan.plan.nodes[n].op in (*LEAVES, "number")
+            if name.startswith("d_") == gradients and not leaf and n not in stored:
+                raise InternalError(f"no {phase} kernel stores the result {name}, %{n}")
+
+
+def _verify_buffers(plan: KernelPlan, stored: set[int]) -> None:
+    terms = {k.boundary.node for k in plan.backward if k.boundary}
+    expected = (stored - {n for _, n in plan.results}) | terms
+    found = [b.node for b in plan.buffers]
+    if twice := _twice(found):
+        raise InternalError(f"two buffers for %{twice[0]}")
+    if odd := expected ^ set(found):
+        n = min(odd)
+        raise InternalError(f"%{n} has {'no buffer' if n in expected else 'a buffer that nobody stores'}")
+    if twice := _twice([*(name for name, _ in plan.results), *(b.name for b in plan.buffers)]):
+        raise InternalError(f"two results or buffers named {twice[0]}")
+    ahead = {n for k in plan.forward for n in k.stores}
+    read_ahead = {n for k in plan.forward for n in k.loads}
+    read_back = {n for k in plan.backward for n in k.loads}
+    for b in plan.buffers:
+        if b.axes != plan.plan.nodes[b.node].axes:
+            raise InternalError(f"buffer {b.name} has axes {b.axes}, its value {plan.plan.nodes[b.node].axes}")
+        if b.node not in read_ahead | read_back:
+            raise InternalError(f"nobody reads buffer {b.name}")
+        saved = b.node in ahead and b.node in read_back
+        if b.saved != saved:
+            raise InternalError(f"buffer {b.name} is {'' if saved else 'not '}saved, its flag says otherwise")
+        if b.only_saved != (saved and b.node not in read_ahead):
+            raise InternalError(f"buffer {b.name}: only_saved is {b.only_saved}, and the forward reads otherwise")
+
+
+def _verify_boundary(plan: KernelPlan, walks: list[Kernel]) -> None:
+    sites = [i for i, n in enumerate(plan.plan.nodes) if n.op == "boundary_gate"]
+    if not walks:
+        if any(n in k.loads for n in sites for k in plan.backward):
+            raise InternalError("a boundary term is read and no walk forms it")
+        return
+    kinds = [(k.direction, k.split, k in plan.backward) for k in walks]
+    if kinds != [("forward", "K", True), ("reverse", "K", True)]:
+        raise InternalError("a boundary term takes a forward and then a reverse walk, K-split, of the backward")
+    boundary = _same(walks)
+    if boundary.node not in sites:
+        raise InternalError(f"the boundary term %{boundary.node} is no boundary_gate")
+    state, cotangent, _ = plan.plan.nodes[boundary.node].args
+    for walk, factor in zip(walks, (state, cotangent), strict=True):
+        if walk.carry is None or walk.carry[0] != factor:
+            raise InternalError(f"{walk.name} carries another state than its factor of the boundary term")
+        for n in _boundary_values(walk):
+            if n not in (*walk.loads, *walk.body):
+                raise InternalError(f"{walk.name} does not have %{n}, of which the boundary term is formed")
+
+
+def _same(walks: Iterable[Kernel]) -> Boundary:
+    found = {k.boundary for k in walks if k.boundary}
+    if len(found) != 1:
+        raise InternalError("the two walks of the boundary term form different ones")
+    return found.pop()
+
+
+def _contracted(nodes: tuple[Node, ...], node: Node) -> frozenset[str]:
+    return contracted_axes(node.op, tuple(nodes[a].axes for a in node.args), dict(node.attrs))
+
+
+def _twice(items: Iterable[int | str]) -> list[int | str]:
+    """The items that come more than once."""
+    seen: set[int | str] = set()
+    return [x for x in items if x in seen or seen.add(x)]  # type: ignore[func-returns-value]
+
+
+def _names(results: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} = %{n}" for name, n in results)
