@@ -36,6 +36,8 @@ def draw(
     The numbers are drawn on the CPU in float64 from ``seed``, then rounded to ``dtype`` and moved, so
     that they do not depend on device or type. ``heads`` gives some names fewer heads than ``H``.
 
+    Vectors [K] without a promise are normal numbers scaled to a length of about 1.
+
     Gates, as decay per token in the log: ``mild`` log sigmoid of a normal (2, 1), over 4; ``slow`` about
     -0.002; ``strong`` a mixture of 0, -1e-7, -1, -10 and -60; ``resets`` mild, with one token in eight at
     -inf, -1e4 or -60 (in linear space at the lower end of the declared range); ``zero`` no decay.
@@ -90,6 +92,9 @@ def _draw_one(decl: Input, shape: tuple[int, ...], gates: GateKind, generator: t
     if decl.unit:
         # a hair below 1, so that rounding to a short type keeps the promise nearly always
         value = value / value.norm(dim=-1, keepdim=True).clamp_min(1e-30) * (1 - 1e-7)
+    elif decl.timed and decl.dims and decl.dims[-1] == "K" and decl.range == Interval():
+        # keys of length about 1, as models have them: an erase along longer ones makes the state explode
+        value = value * value.shape[-1] ** -0.5
     return value
 
 
