@@ -19,6 +19,7 @@ from torch import Tensor
 
 from linalg_dsl.algebra.expr import (
     L2NORM_EPS,
+    RESET,
     Call,
     Diag,
     Dim,
@@ -171,6 +172,8 @@ class _Problem:
             if have == 0 or heads % have:
                 raise ArgumentError(f"{spec.name}: {decl.name} has {have} heads, which do not divide {heads}")
             wide = tensor.to(work).repeat_interleave(heads // have, dim=axis)
+            if decl.kind == "log_gate":
+                wide = wide.clamp_min(max(RESET, torch.finfo(work).min))
             # every value is a matrix [..., rows, columns]: a vector is a column, a scalar 1 x 1
             for _ in range(2 - len(decl.dims)):
                 wide = wide.unsqueeze(-1)

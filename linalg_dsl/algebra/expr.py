@@ -39,6 +39,9 @@ REDUCTIONS = ("sum", "dot", "l2norm", "softmax")
 """sum(x) and dot(x, y) give a scalar; l2norm(x) = x / sqrt(x.x + 1e-6) and softmax(x) a vector."""
 FUNCTIONS = ELEMENTWISE_FUNCTIONS + MULTI_FUNCTIONS + REDUCTIONS
 L2NORM_EPS = 1e-6
+RESET = -1e30
+"""Stands for a log gate of -inf where that meets a factor: exp gives 0 of both, but the derivative by the
+factor is 0 times the gate, which must not be NaN."""
 
 
 class ShapeError(Exception):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 
 from linalg_dsl.algebra.expr import (
     ELEMENTWISE_FUNCTIONS,
     L2NORM_EPS,
+    RESET,
     Call,
     Diag,
     Expr,
@@ -25,6 +28,9 @@ from linalg_dsl.algebra.expr import (
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.plan import PlanBuilder
+
+FINITE_AT_RESETS = ("exp", "sigmoid", "tanh", "elu")
+"""Functions that give a finite number at -inf, with derivative 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class TokenExpressions:
         self.builder = builder
         self.inputs = {i.name: i for i in spec.inputs}
         self.consts = {c.name for c in spec.consts}
+        self._multiplied = False
 
     def __call__(self, expr: Expr) -> int:
         b = self.builder
@@ -60,22 +67,43 @@ class TokenExpressions:
                     total = b.add(total, self(term))
                 return total
             case Product(factors):
-                return self._product(factors)
+                with self._beside(factors):
+                    return self._product(factors)
             case Hadamard(factors):
-                total = self(factors[0])
-                for factor in factors[1:]:
-                    total = b.mul(total, self(factor))
-                return total
+                with self._beside(factors):
+                    total = self(factors[0])
+                    for factor in factors[1:]:
+                        total = b.mul(total, self(factor))
+                    return total
             case Quotient(numerator, denominator):
-                return b.mul(self(numerator), b.unary("reciprocal", self(denominator)))
+                with self._beside((numerator, denominator)):
+                    return b.mul(self(numerator), b.unary("reciprocal", self(denominator)))
             case Power(base, exponent):
-                return self._power(self(base), exponent)
+                with self._multiplying(True):
+                    return self._power(self(base), exponent)
             case Transpose(arg):
                 return self(arg)  # a row is stored as its column; _product tells them apart
             case Call(function, args):
-                return self._call(function, args)
+                with self._multiplying(self._multiplied and function not in FINITE_AT_RESETS):
+                    return self._call(function, args)
             case _:
                 raise InternalError(f"{type(expr).__name__} is not an expression of one token")
+
+    def _beside(self, factors: tuple[Expr, ...]) -> AbstractContextManager[None]:
+        """Within it log gates have a factor that may want a gradient."""
+        return self._multiplying(self._multiplied or sum(self._varies(f) for f in factors) > 1)
+
+    @contextmanager
+    def _multiplying(self, multiplied: bool) -> Iterator[None]:
+        before, self._multiplied = self._multiplied, multiplied
+        yield
+        self._multiplied = before
+
+    def _varies(self, expr: Expr) -> bool:
+        """Whether an input or param is in it."""
+        if isinstance(expr, Symbol):
+            return expr.name in self.inputs
+        return any(self._varies(child) for child in expr.children)
 
     def _symbol(self, symbol: Symbol) -> int:
         b = self.builder
@@ -87,7 +115,10 @@ class TokenExpressions:
         op = "input" if declared.timed else "param"
         axes = (("t",) if declared.timed else ()) + _axes(symbol.shape)
         label = symbol.name if symbol.row is None else f"{symbol.name}_{symbol.row}"
-        return b.add_node(op, (), axes, label, name=symbol.name, row=symbol.row)
+        leaf = b.add_node(op, (), axes, label, name=symbol.name, row=symbol.row)
+        if self._multiplied and declared.kind == "log_gate":
+            return b.binary("maximum", leaf, b.number(RESET))
+        return leaf
 
     def _product(self, factors: tuple[Expr, ...]) -> int:
         """Combines neighbours, inner products first, so no outer product is ever formed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from linalg_dsl.algebra.expr import ZERO, Expr, Symbol
+from linalg_dsl.algebra.expr import RESET, ZERO, Expr, Symbol
 from linalg_dsl.planner.form import CanonicalRecurrence, Read, Recurrence
 
 if TYPE_CHECKING:
@@ -31,8 +31,12 @@ def run_form(
 
     (rec,) = canonical.recurrences
     spec = canonical.spec
-    timed = {i.name: tensors[i.name] for i in spec.inputs if i.timed}
-    params = {i.name: tensors[i.name] for i in spec.inputs if not i.timed}
+    finite = {
+        i.name: tensors[i.name].clamp_min(RESET) if i.kind == "log_gate" else tensors[i.name]
+        for i in spec.inputs
+    }
+    timed = {i.name: finite[i.name] for i in spec.inputs if i.timed}
+    params = {i.name: finite[i.name] for i in spec.inputs if not i.timed}
     first = next(iter(timed.values()))
     batch, length, heads = first.shape[:3]
     sizes = _sizes(canonical, tensors, initial_state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from linalg_dsl.algebra.exact import Value, total
+from linalg_dsl.algebra.expr import RESET
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.exact_step import Leaves, rational
 from linalg_dsl.planner.plan import ChunkPlan, Node
@@ -63,6 +64,8 @@ class PlanEntries:
                 return arg(0) + arg(1)
             case "mul":
                 return arg(0) * arg(1)
+            case "maximum" | "compare" if self._number(args[1]) == RESET:
+                return arg(0) if node.op == "maximum" else Value.number(1)  # indeterminates are finite
             case "maximum" | "minimum" | "compare":
                 return Value.opaque(node.op, arg(0), arg(1))
             case "unary" if attrs["fn"] == "pow":
@@ -137,6 +140,10 @@ class PlanEntries:
                 return solved(args[0], int(str(attrs["index"])), index)
             case op:
                 raise InternalError(f"op {op!r} has no exact meaning")
+
+    def _number(self, i: int) -> float | None:
+        node = self.plan.nodes[i]
+        return float(str(node.attr("value"))) if node.op == "number" else None
 
     def _spans(self, token: int, read: str) -> list[dict[str, int]]:
         """The pairs whose interval holds a token."""

@@ -87,6 +87,7 @@ const scale = 1 / sqrt(K)
 GATES = st.sampled_from([
     "exp(g_t)", "diag(exp(a_t))", "exp(g_t) diag(exp(a_t))", "sigmoid(x_t)^(1/16)", "diag(f_t)",
     "sigmoid(gamma)", "diag(exp(a_t)) sigmoid(y_t)", "diag(1 - 0.5 beta_t f_t)",
+    "exp(beta_t g_t)", "diag(exp(a_t / (1 + beta_t)))",
 ])  # fmt: skip
 ERASES = st.sampled_from([
     "beta_t k_t k_tᵀ", "beta_t k_t p_tᵀ", "0.5 p_t p_tᵀ", "x_t p_t (w ⊙ k_t)ᵀ", "tanh(y_t) k_t k_tᵀ",
@@ -114,6 +115,21 @@ def updates(choose: st.DrawFn) -> str:
         gate = choose(GATES)
         past = f"{gate} S_{{t-1}} - {erases[0]} S_{{t-1}}"
     return " + ".join([past, *choose(st.lists(WRITES, min_size=1, max_size=2, unique=True))])
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        "exp(beta_t g_t)",
+        "diag(exp((1 - beta_t) (a_t + g_t)))",
+        "diag(exp(a_t / (1 + y_t^2)))",
+        "exp(g_t - g_t^2)",
+    ],
+)
+def test_resets_of_gates_with_a_factor(gate: str) -> None:
+    """The derivative by the factor is 0 times -inf on paper: it is 0, not NaN."""
+    spec = parse(f"recurrence drawn\n{DECLARATIONS}\nS_t = {gate} S_{{t-1}} + k_t v_tᵀ\no_t = S_tᵀ q_t\n")
+    check(spec, "resets", T=23, chunk=5, seed=1)
 
 
 @given(updates(), READS, st.sampled_from(["mild", "strong", "resets"]), st.integers(1, 9), st.integers(1, 6))

@@ -22,6 +22,14 @@ from linalg_dsl.planner.prove import prove
 CATALOGUE = Path(__file__).parents[2] / "ops" / "catalogue"
 ENTRIES = sorted(p.stem for p in CATALOGUE.glob("*.rec"))
 LINES = {
+    "multiplied_gate": """
+        input q, k : [K]
+        input v : [V]
+        input w : log gate [K]
+        input b : scalar in (0, 1)
+        S_t = (I - b_t k_t k_tᵀ) diag(exp(b_t w_t)) S_{t-1} + k_t v_tᵀ
+        o_t = S_tᵀ q_t
+    """,
     "preludes": """
         input q, key : [K]
         input v, z : [V]
