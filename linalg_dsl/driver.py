@@ -94,7 +94,7 @@ def emit(artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            return emit_triton(*plans, chunk_size=options.chunk_size)
+            return emit_triton(*plans, chunk_size=options.chunk_size, invariant=options.invariant)
         case _:
             raise InternalError(f"no module for backend {backend}")
 

@@ -107,13 +107,15 @@ class KernelPrinter:
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
         self.ratios: dict[str, None] = {}
         self.before: list[str] = []
+        self.rows: dict[str, str] = {}
 
     def run(self) -> KernelText:
         kernel = self.kernel
         if kernel.family == "walk":
             text = self._walk()
         else:
-            body = without_unused(self._body() if self.phases is None else self._blocked_body(self.phases))
+            body = self._body() if self.phases is None else self._blocked_body(self.phases)
+            body = without_unused([*self._row_lines(), *body])
             self.out.lines = body
             text = render(
                 "prep.py.jinja",
@@ -143,7 +145,7 @@ class KernelPrinter:
         lines.append(f"{self.state} = {self.out.value(after)}")
         if kernel.boundary and kernel.direction == "forward":
             lines += self._keep_mark()
-        lines = without_unused(lines)
+        lines = without_unused([*self._row_lines(), *lines])
         self.out.lines = lines
         shape = ", ".join(self._blocks()[a].length for a in ("K", "V"))
         return render(
@@ -298,21 +300,31 @@ class KernelPrinter:
         if axes == ("t", "s"):
             return " + (i_ch * H + i_h) * (C * C) + o_t[:, None] * C + o_t[None, :]", ""
         if "t" in axes:
-            column = "[:, None]" if len(axes) == 2 else ""
-            place = f"(i_token{column} * {heads} + {head})"
-        elif node.op == "param":
-            place = f"({head})"
+            place = self._row(f"i_token * {heads} + {head}", memory)
         else:
-            place = f"(i_ch * {heads} + {head})"
-        if memory.rows > 1:
-            place = f"({place} * {memory.rows} + {memory.row})"
+            place = f"({head})" if node.op == "param" else f"(i_ch * {heads} + {head})"
+            if memory.rows > 1:
+                place = f"({place} * {memory.rows} + {memory.row})"
         wide = axes[-1] if axes and axes[-1] != "t" else None
         if wide is None:
             return f" + {place}", "m_t" if axes else ""
         offset = f"o_{wide.lower()}"
         if len(axes) == 2:
-            return f" + {place} * {wide} + {offset}[None, :]", self.out.mask(axes)
+            return f" + {place}[:, None] * {wide} + {offset}[None, :]", self.out.mask(axes)
         return f" + {place} * {wide} + {offset}", self.out.mask(axes)
+
+    def _row(self, expression: str, memory: Memory) -> str:
+        """The name of the row numbers of a chunk's tokens in a tensor."""
+        if memory.rows > 1:
+            expression = f"({expression}) * {memory.rows} + {memory.row}"
+        if expression not in self.rows:
+            number = f"_{memory.row}" if memory.rows > 1 else ""
+            of = f"_{memory.argument}{number}" if memory.ratio else number
+            self.rows[expression] = self.names.unique(f"r{of or '_token'}")
+        return self.rows[expression]
+
+    def _row_lines(self) -> list[str]:
+        return [f"{name} = {expression}" for expression, name in self.rows.items()]
 
     # -- the boundary term ------------------------------------------------------------------------------
     def _extra(self, argument: str) -> str:
@@ -398,7 +410,8 @@ class KernelPrinter:
 
     def _constants(self) -> tuple[str, ...]:
         used = "\n".join((*self.out.lines, *self.before))
-        shape = ["K", "V", "C", *(("KP", "VP") if self.phases is None else ("KB", "VB"))]
+        blocks = ("KP", "VP") if self.phases is None else ("KB", "VB")
+        shape = ["K", "V", "C", *(b for b in blocks if self.phases is None or _uses(used, b))]
         if self.kernel.family == "walk":
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
         optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if _uses(used, c)]

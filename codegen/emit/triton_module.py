@@ -71,6 +71,7 @@ class TritonModule:
     erase: bool
     segment: int
     exact: bool
+    invariant: bool
     table: tuple[str, ...]
 
 
@@ -80,27 +81,35 @@ def schedule(forward: ChunkPlan, backward: ChunkPlan) -> KernelPlan:
 
 
 def emit_triton(
-    canonical: CanonicalRecurrence, forward: ChunkPlan, backward: ChunkPlan, chunk_size: int | None = None
+    canonical: CanonicalRecurrence,
+    forward: ChunkPlan,
+    backward: ChunkPlan,
+    chunk_size: int | None = None,
+    invariant: bool = False,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
-    ``chunk_size``: a power of two from 16 to 256, or None for the table's choice at each call. The text
+    ``chunk_size``: a power of two from 16 to 256, or None for the table's choice at each call.
+    ``invariant``: nothing about a call but K, V, dtype and device decides how it is computed. The text
     depends on nothing but the arguments and this package's version.
     """
     if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
         raise ArgumentError(
             f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}"
         )
-    return _Emitter(canonical, schedule(forward, backward), chunk_size).run()
+    return _Emitter(canonical, schedule(forward, backward), chunk_size, invariant).run()
 
 
 class _Emitter:
-    def __init__(self, canonical: CanonicalRecurrence, plan: KernelPlan, chunk_size: int | None) -> None:
+    def __init__(
+        self, canonical: CanonicalRecurrence, plan: KernelPlan, chunk_size: int | None, invariant: bool
+    ) -> None:
         self.canonical = canonical
         self.spec: RecurrenceSpec = canonical.spec
         self.rec = canonical.recurrences[0]
         self.plan = plan
         self.chunk_size = chunk_size
+        self.invariant = invariant
         self.consts = run_time_consts(self.spec, plan.plan)
         self.counts = {i.name: row_count(i, dict(canonical.consts)) for i in self.spec.inputs}
         names = Names(
@@ -185,7 +194,8 @@ class _Emitter:
                 decay=repr(self.rec.decay.kind),
                 erase=bool(self.rec.erase),
                 segment=SEGMENT,
-                exact=bool(boundary and boundary.exact),
+                exact=bool(boundary and boundary.exact) or self.invariant,
+                invariant=self.invariant,
                 table=table_functions(),
             ),
         )

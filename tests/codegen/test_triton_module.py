@@ -123,3 +123,13 @@ def test_a_broken_kernel_is_seen(right: str, wrong: str, monkeypatch: pytest.Mon
     _, tensors, state = case("linear_attention", 1, 20, 1, 4, 4)
     with pytest.raises(AssertionError, match="relative errors"):
         assert_close(errors(op, tensors, state))
+
+
+def test_invariant_calls_give_a_sequence_the_same_bits_alone_in_a_batch_and_packed() -> None:
+    _, tensors, _ = case("gated_delta_rule", 3, 40, 2, 8, 8)
+    op = ld.compile(TEXTS["gated_delta_rule"], backend="triton", invariant=True)
+    batch = op(**tensors)
+    alone = op(**{n: t[1:2] for n, t in tensors.items()})
+    packed = op(**{n: t.flatten(0, 1)[None] for n, t in tensors.items()}, cu_seqlens=torch.arange(4) * 40)
+    assert torch.equal(alone[0], batch[1])
+    assert torch.equal(packed[0, 40:80], batch[1])
