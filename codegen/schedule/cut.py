@@ -20,6 +20,7 @@ from linalg_dsl.codegen.schedule.kernel_plan import (
     Kernel,
     KernelPlan,
 )
+from linalg_dsl.codegen.schedule.verify import verify
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import OPS, contracted_axes
 from linalg_dsl.planner.plan import ChunkPlan
@@ -39,9 +40,11 @@ _RECOMPUTE_IF_WITHIN = 1.25
 
 
 def cut(plan: ChunkPlan) -> KernelPlan:
-    """The kernels of a lowered plan (forward, and backward if the plan has gradients)."""
+    """The kernels of a lowered plan (forward, and backward if the plan has gradients), verified."""
     plan, boundary = with_boundary(plan)
-    return _Cut(plan, boundary).run()
+    kernels = _Cut(plan, boundary).run()
+    verify(kernels)
+    return kernels
 
 
 @dataclass
@@ -213,7 +216,7 @@ class _Phase:
         self.nodes = cut.nodes
         self.prefix = prefix
         self.final: Direction = direction
-        self.targets = [n for n in targets if not cut.is_leaf(n)]
+        self.targets = list(dict.fromkeys(n for n in targets if not cut.is_leaf(n)))
         self.memory = memory
         self.eager = eager
         self.forced: set[int] = set()
