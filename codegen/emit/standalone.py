@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.render import render
-from linalg_dsl.codegen.emit.torch_module import axis_source
+from linalg_dsl.codegen.emit.signature import axis_source
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 

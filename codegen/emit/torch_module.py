@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 
 from linalg_dsl.codegen.emit.names import Names, ascii_text
 from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.signature import (
+    axis_source,
+    equations,
+    literal,
+    output_like,
+    row_count,
+    run_time_consts,
+    tuple_text,
+)
 from linalg_dsl.codegen.emit.torch_helpers import helper_sources
 from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter, Text
-from linalg_dsl.errors import ArgumentError, InternalError
-from linalg_dsl.language.printer import show_spec
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
@@ -90,14 +97,14 @@ def emit_torch(
             const_names=literal(consts),
             chunk=chunk_size or default_chunk(canonical),
             inputs=tuple(fwd.inputs),
-            timed=_tuple(repr(i.timed) for i in spec.inputs),
+            timed=tuple_text(repr(i.timed) for i in spec.inputs),
             forward_args=tuple(fwd.args),
             forward_lines=fwd.body(token),
             forward_result=f"{o.code}, {s_next.code}",
             backward_args=tuple(bwd.args),
             backward_lines=bwd.body(token),
-            backward_result=f"{first}, {_tuple(grads)}",
-            has_gradient=_tuple(repr(g != "None") for g in grads) if "None" in grads else "",
+            backward_result=f"{first}, {tuple_text(grads)}",
+            has_gradient=tuple_text(repr(g != "None") for g in grads) if "None" in grads else "",
             output_like=output_like(spec),
             first_timed=token,
             key_from=key[0],
@@ -161,55 +168,3 @@ class _Function:
 def default_chunk(canonical: CanonicalRecurrence) -> int:
     """Tokens per chunk where the caller does not say."""
     return CHANNEL_CHUNK if canonical.recurrences[0].decay.kind == "channel" else CHUNK
-
-
-def run_time_consts(spec: RecurrenceSpec, *plans: ChunkPlan) -> tuple[str, ...]:
-    """The consts (then the sizes K, V) that a module takes as numbers at each call."""
-    used = {str(n.attr("name")) for plan in plans for n in plan.nodes if n.op == "const"}
-    declared = [*(c.name for c in spec.consts), "K", "V"]
-    if unknown := used - set(declared):
-        raise InternalError(f"a plan uses undeclared consts {sorted(unknown)}")
-    return tuple(c for c in declared if c in used)
-
-
-def output_like(spec: RecurrenceSpec) -> int:
-    """The position of the tensor whose dtype the output takes: the first that is V-shaped."""
-    ranked = [
-        i for timed in (True, False) for i, d in enumerate(spec.inputs) if d.timed == timed and "V" in d.dims
-    ]
-    return ranked[0] if ranked else 0
-
-
-def equations(spec: RecurrenceSpec) -> tuple[str, ...]:
-    """The declaration as the user would write it, in ASCII, without the user's comments."""
-    text = show_spec(replace(spec, doc=""))
-    return tuple(ascii_text(line).rstrip() for line in text.splitlines() if line.strip())
-
-
-def axis_source(spec: RecurrenceSpec, axis: str) -> tuple[int, int]:
-    """Which tensor tells the size of K or V, and at which of its axes."""
-    for i, decl in enumerate(spec.inputs):
-        if axis in decl.dims:
-            return i, decl.dims.index(axis) - len(decl.dims)
-    raise ArgumentError(f"{spec.name}: no input has the axis {axis}, so nothing says how large it is")
-
-
-def row_count(decl: Input, numbers: Mapping[str, float]) -> int:
-    """n of an input [n, D] or [n], else 0."""
-    match decl.dims:
-        case (int(n), *_):
-            return n
-        case (str(n), *_) if n not in ("K", "V"):
-            return int(numbers[n])
-        case _:
-            return 0
-
-
-def _tuple(items: Iterable[str]) -> str:
-    given = list(items)
-    return f"({', '.join(given)}{',' if len(given) == 1 else ''})"
-
-
-def literal(names: Iterable[str]) -> str:
-    """A tuple of strings, in ASCII."""
-    return _tuple('"' + ascii(name)[1:-1] + '"' for name in names)

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from linalg_dsl.codegen.emit.names import Names, ascii_text
 from linalg_dsl.codegen.emit.render import render, template_text
-from linalg_dsl.codegen.emit.torch_module import (
+from linalg_dsl.codegen.emit.signature import (
     axis_source,
     equations,
+    head_counts,
     literal,
     output_like,
     row_count,
     run_time_consts,
+    tuple_text,
 )
 from linalg_dsl.codegen.emit.triton_kernel import SEGMENT, KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import table
@@ -182,9 +184,7 @@ class _Emitter:
                 backward_launches=tuple(self._launch(printed[k.name]) for k in plan.backward),
                 gradients=tuple(self._gradient(i, memory) for i in self.gradients),
                 first_timed=token,
-                head_counts=", ".join(
-                    f"tensors[{i}].shape[{2 if decl.timed else 0}]" for i, decl in enumerate(spec.inputs)
-                ),
+                head_counts=head_counts(spec),
                 key_from=key[0],
                 key_axis=key[1],
                 value_from=value[0],
@@ -269,11 +269,11 @@ class _Emitter:
     # -- launches -------------------------------------------------------------------------------------
     def _launch(self, text: KernelText) -> str:
         kernel = text.kernel
-        scalars = _tuple(text.scalars)
+        scalars = tuple_text(text.scalars)
         ratios = [str(i) for i, a in enumerate(self.inputs.values()) if f"R_{a}" in text.constants]
         only_saved = {self.buffers[b.node] for b in self.plan.buffers if b.only_saved}
         forward = kernel in self.plan.forward
-        tensors = _tuple(
+        tensors = tuple_text(
             f"{t} if save else {self.output}" if forward and t in only_saved else t for t in text.tensors
         )
         rest = "".join(f", {r}" for r in ratios)
@@ -290,7 +290,7 @@ class _Emitter:
             first, last = "d_final_state", "d_initial_state" if v_split else "None"
         more = ", SAVE=save" if "SAVE" in text.constants else ""
         return (
-            f'call.walk({text.name}, "{kernel.split}", {_tuple(map(repr, text.loads))}, {tensors}, '
+            f'call.walk({text.name}, "{kernel.split}", {tuple_text(map(repr, text.loads))}, {tensors}, '
             f"{first}, {last}, {scalars}{rest}{more})"
         )
 
@@ -340,8 +340,3 @@ def _functions(text: str) -> dict[str, str]:
             first = min([item.lineno, *(d.lineno for d in item.decorator_list)])
             out[item.name] = "\n".join(lines[first - 1 : item.end_lineno])
     return out
-
-
-def _tuple(items: Iterable[str]) -> str:
-    given = list(items)
-    return f"({', '.join(given)}{',' if len(given) == 1 else ''})"
