@@ -11,6 +11,8 @@ from linalg_dsl.planner.plan import ChunkPlan
 Direction = Literal["forward", "reverse"]
 Axis = Literal["K", "V"]
 Element = Literal["compute", "float32"]
+SEGMENT = 8
+"""A carried boundary term is exact at every 8th chunk boundary."""
 
 
 @dataclass(frozen=True, slots=True)

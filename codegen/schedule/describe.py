@@ -1,0 +1,369 @@
+"""The schedule of one call in words: kernels in order, their sizes, what they move, and why it is so.
+
+The sizes come from the functions that the launchers use (``table``), with the limits of a target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.table import choose_chunk, choose_prep, choose_walk, next_power
+from linalg_dsl.codegen.targets import Target, find_target
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.planner.ops import OPS, Axes
+from linalg_dsl.planner.plan import ChunkPlan, Node
+
+DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
+MANY = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class CallShape:
+    """Sizes of a dense call; ``dtype`` is that of the output and of everything with an axis K or V."""
+
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+    dtype: str
+    chunk: int
+
+    @property
+    def chunks(self) -> int:
+        return self.B * -(-self.T // self.chunk)
+
+    @property
+    def operand_bytes(self) -> int:
+        """Of the operands of products: float16 calls use tf32, whose range holds every cotangent."""
+        return 2 if self.dtype == "bfloat16" else 4
+
+    def count(self, axes: Axes, per_head: bool = False) -> int:
+        """Entries of a value: of all tokens, of all chunks, or one per head (params)."""
+        sizes = {"K": self.K, "V": self.V}
+        if axes == ("t", "s"):
+            return self.chunks * self.H * self.chunk * self.chunk
+        lead = 1 if per_head else self.B * self.T if "t" in axes else self.chunks
+        out = lead * self.H
+        for axis in axes:
+            out *= sizes.get(axis, 1)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSchedule:
+    """One launch. ``block``: of the split axis, or of K and V in a prep; ``read`` and ``written`` in bytes.
+
+    ``again``: bytes that the blocks of a walk beyond the first read once more, usually from the cache.
+    """
+
+    kernel: Kernel
+    programs: int
+    blocks: int
+    block: int
+    warps: int
+    stages: int
+    read: int
+    again: int
+    written: int
+    reasons: tuple[str, ...]
+
+
+def schedule_lines(
+    plan: KernelPlan,
+    *,
+    B: int,
+    T: int,
+    H: int,
+    K: int,
+    V: int,
+    dtype: str = "bfloat16",
+    target: str = "sm_90",
+    chunk_size: int | None = None,
+    invariant: bool = False,
+) -> tuple[str, ...]:
+    """The launches of a dense call of this shape: programs, blocks, warps, stages, bytes, reasons.
+
+    ``chunk_size`` and ``invariant`` as given to ``linalg_dsl.compile``. Raises ``ArgumentError`` for an
+    unknown dtype or target.
+    """
+    place = find_target(target)
+    if dtype not in DTYPES:
+        raise ArgumentError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    chunk = chunk_size or chosen_chunk(plan, K=K, V=V, dtype=dtype, target=target)
+    shape = CallShape(B, T, H, K, V, dtype, chunk)
+    names = value_names(plan)
+    lines = [
+        f"on {place.name}, {place.units} multiprocessors, {place.shared // 1024} KB of shared memory for a "
+        f"program; B = {B}, T = {T}, H = {H}, K = {K}, V = {V}, {dtype}",
+        f"chunks of {chunk} tokens: {_chunk_reason(plan, shape, place, chunk_size)}",
+    ]
+    for phase, kernels in (("forward", plan.forward), ("backward", plan.backward)):
+        if kernels:
+            lines.append(f"{phase}: {len(kernels)} launch{'es' if len(kernels) > 1 else ''}")
+        for kernel in kernels:
+            lines += _kernel_lines(kernel_schedule(plan, kernel, shape, place, invariant=invariant), names)
+    return (*lines, *_memory_lines(plan, shape))
+
+
+def chosen_chunk(plan: KernelPlan, *, K: int, V: int, dtype: str, target: str = "sm_90") -> int:
+    """The chunk size that the launcher takes where none is given."""
+    operand = 2 if dtype == "bfloat16" else 4
+    return choose_chunk(*_class(plan.plan), K, V, operand, find_target(target).shared)
+
+
+def kernel_schedule(
+    plan: KernelPlan, kernel: Kernel, shape: CallShape, target: Target, *, invariant: bool = False
+) -> KernelSchedule:
+    """Sizes and reasons of one launch, as the launcher chooses them."""
+    reads = {n: _bytes(plan, n, shape) for n in kernel.loads}
+    marks, rows = _boundary_bytes(plan, kernel, shape)
+    written = sum(_bytes(plan, n, shape) for n in kernel.stores)
+    if kernel.direction == "forward":
+        written += marks + rows
+    read = sum(reads.values()) + (marks + rows if kernel.direction == "reverse" else 0)
+    if kernel.family == "prep":
+        last = bool(plan.backward) and kernel is plan.backward[-1]
+        warps, block = choose_prep(shape.chunk, _class(plan.plan)[0], last)
+        reasons = _prep_reasons(plan, kernel, shape, warps, block)
+        return KernelSchedule(kernel, shape.chunks * shape.H, 1, block, warps, 1, read, 0, written, reasons)
+    own, split = (shape.K, shape.V) if kernel.split == "V" else (shape.V, shape.K)
+    lanes = shape.B * shape.H
+    loads = tile_kinds(plan.plan.nodes, kernel)
+
+    def choose(lanes: int, shared: int) -> tuple[int, int, int]:
+        return choose_walk(loads, own, split, shape.chunk, shape.operand_bytes, shared, lanes, target.units)
+
+    filled = MANY if invariant else lanes
+    block, warps, stages = choose(filled, target.shared)
+    blocks = -(-split // block)
+    whole = sum(b for n, b in reads.items() if kernel.split not in plan.plan.nodes[n].axes)
+    reasons = (
+        *_walk_reasons(plan, kernel, own * block * 4),
+        _block_reason(
+            block, choose(MANY, MANY)[0], choose(filled, MANY)[0], split, own, lanes * blocks, target
+        ),
+        _stage_reason(stages, choose(filled, MANY)[2], lanes * blocks > target.units),
+        *_boundary_reasons(kernel, shape),
+    )
+    return KernelSchedule(
+        kernel, lanes * blocks, blocks, block, warps, stages, read, whole * (blocks - 1), written, reasons
+    )
+
+
+def tile_kinds(nodes: Sequence[Node], kernel: Kernel) -> tuple[str, ...]:
+    """The axes of every tile that a walk loads in its loop, "o" for the axis it owns, "b" for its block."""
+    wide = (nodes[n].axes for n in kernel.loads if "t" in nodes[n].axes and len(nodes[n].axes) == 2)
+    return tuple(
+        sorted("".join(a if a in "ts" else "b" if a == kernel.split else "o" for a in axes) for axes in wide)
+    )
+
+
+def value_names(plan: KernelPlan) -> dict[int, str]:
+    """What listings call a value: a result or buffer by that name, anything else by its label."""
+    names = {i: n.label for i, n in enumerate(plan.plan.nodes) if n.label}
+    names |= {b.node: b.name for b in plan.buffers}
+    return {**{n: name for name, n in plan.results}, **names}
+
+
+# -- reasons --------------------------------------------------------------------------------------------
+def _chunk_reason(plan: KernelPlan, shape: CallShape, target: Target, given: int | None) -> str:
+    if given is not None:
+        return "as asked for"
+    decay, erase = _class(plan.plan)
+    operand = shape.operand_bytes
+    free = choose_chunk("none", False, 16, 16, operand, MANY)
+    easy = choose_chunk("none", False, shape.K, shape.V, operand, target.shared)
+    if shape.chunk == free:
+        return "no erase and at most one decay per token, so a large chunk costs little inside"
+    if shape.chunk == easy:
+        return f"the [chunk, {max(shape.K, shape.V)}] tiles of a prep and a walk have to fit"
+    why = ["an erase (the solve grows with the square)"] if erase else []
+    why += ["a decay per channel (anchored blocks in the registers of a prep)"] if decay == "channel" else []
+    return " and ".join(why or [f"{shape.dtype} operands take {operand} bytes each"])
+
+
+def _prep_reasons(
+    plan: KernelPlan, kernel: Kernel, shape: CallShape, warps: int, block: int
+) -> tuple[str, ...]:
+    nodes = plan.plan.nodes
+    after = any(n.op in ("read", "boundary_gate") for n in (nodes[a] for a in kernel.loads))
+    first = (
+        "what is left once the walks have read the states: every chunk by itself"
+        if after
+        else "needs no state: every chunk by itself"
+    )
+    tall = [n for n in kernel.body if nodes[n].op in ("ut_transform", "decayed_scores", "decay_adjoints")]
+    what = {
+        "ut_transform": "forms T of the solve before the walk, by masked doubling",
+        "decayed_scores": "scores with a decay per channel, block pair by block pair at an anchor",
+        "decay_adjoints": "derivatives of such scores, block pair by block pair at the same anchors",
+    }
+    return (
+        first,
+        *(what[nodes[n].op] for n in tall),
+        f"{_plural(warps, 'warp')} for {shape.chunk} tokens; {block} columns at a time, so that no "
+        f"[{shape.chunk}, {max(shape.K, shape.V)}] tile stands whole in registers",
+    )
+
+
+def _walk_reasons(plan: KernelPlan, kernel: Kernel, state: int) -> tuple[str, ...]:
+    nodes, split = plan.plan.nodes, kernel.split
+    own = "K" if split == "V" else "V"
+    what, order = ("S", "first to last") if kernel.direction == "forward" else ("dS", "last to first")
+    out = [
+        f"{what} goes from chunk to chunk, {order}, and stays on chip ({_kilobytes(state)} per program)",
+        f"{split} is split: products with {what} sum over {own}, so a program owns all of {own}",
+    ]
+    given = [
+        n for n in kernel.loads if nodes[n].axes == ("t", "V") and nodes[n].op not in ("input", "cotangent")
+    ]
+    if split == "K" and given:
+        named = value_names(plan)
+        out.append(f"with {_listed(named[n] for n in given)} at hand its state is a plain linear recurrence")
+    return tuple(out)
+
+
+def _block_reason(
+    block: int, widest: int, filling: int, split: int, own: int, programs: int, target: Target
+) -> str:
+    if block < filling:
+        return f"blocks of {block}: wider ones do not fit {target.shared // 1024} KB of shared memory"
+    if block < widest:
+        return f"blocks of {block}, for {programs} programs on {target.units} multiprocessors"
+    if block >= next_power(split):
+        return f"one block: a program holds all {split}"
+    return f"blocks of {block}, the widest whose state with all of {own} stays in registers"
+
+
+def _stage_reason(stages: int, most: int, crowded: bool) -> str:
+    if stages == most:
+        return f"{_plural(stages, 'stage')}: the loads of a chunk run ahead of its products"
+    room = "with two programs on a multiprocessor" if crowded else "for one program"
+    return f"{_plural(stages, 'stage')}, as many as shared memory allows {room}"
+
+
+def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
+    boundary = kernel.boundary
+    if boundary is None:
+        return ()
+    if _exact(kernel, shape):
+        why = (
+            "its gate is declared in linear space"
+            if boundary.exact
+            else "float32 asks for every digit"
+            if shape.operand_bytes == 4
+            else "the sequence is short"
+        )
+        how = f"at every chunk: {why}"
+    else:
+        how = f"at every {SEGMENT}th chunk, carried and bounded (Cauchy-Schwarz) between"
+    if kernel.direction == "forward":
+        return (f"keeps S for the gate gradient's boundary term, formed {how}",)
+    return (f"forms the gate gradient's boundary term Σ_V S_0 ∘ dS_C exactly {how}",)
+
+
+# -- numbers --------------------------------------------------------------------------------------------
+def _class(plan: ChunkPlan) -> tuple[str, bool]:
+    """(kind of decay, whether there is an erase), by the ops that stand for them."""
+    gates = {
+        plan.nodes[n.args[-1]].axes
+        for n in plan.nodes
+        if n.op in ("from_start", "to_end", "total", "pairs_decay", "decayed_scores")
+    }
+    decay = "channel" if ("t", "K") in gates else "scalar" if gates else "none"
+    return decay, any(n.op == "ut_transform" for n in plan.nodes)
+
+
+def _bytes(plan: KernelPlan, n: int, shape: CallShape) -> int:
+    node = plan.plan.nodes[n]
+    if node.op == "const":
+        return 0
+    for b in plan.buffers:
+        if b.node == n:
+            return shape.count(b.axes) * (shape.operand_bytes if b.element == "compute" else 4)
+    wide = bool({"K", "V"} & set(node.axes))
+    return shape.count(node.axes, node.op == "param") * (DTYPES[shape.dtype] if wide else 4)
+
+
+def _exact(kernel: Kernel, shape: CallShape) -> bool:
+    boundary = kernel.boundary
+    assert boundary is not None
+    return boundary.exact or shape.operand_bytes == 4 or SEGMENT * shape.chunk >= shape.T
+
+
+def _boundary_bytes(plan: KernelPlan, kernel: Kernel, shape: CallShape) -> tuple[int, int]:
+    """What the two walks of a boundary term hand over beside buffers: states, and K numbers a chunk."""
+    if kernel.boundary is None:
+        return 0, 0
+    state = shape.H * shape.K * shape.V * 4
+    if _exact(kernel, shape):
+        return shape.chunks * state, 0
+    return (shape.chunks // SEGMENT + shape.B) * state, 2 * 4 * shape.chunks * shape.H * shape.K
+
+
+# -- text -----------------------------------------------------------------------------------------------
+def _kernel_lines(found: KernelSchedule, names: dict[int, str]) -> list[str]:
+    kernel = found.kernel
+    if kernel.family == "prep":
+        what = f"prep, {found.programs:,} programs (chunks × heads), blocks of {found.block}"
+    else:
+        blocks = f" × {found.blocks} blocks of {found.block}" if found.blocks > 1 else ""
+        what = (
+            f"{kernel.direction} walk, {kernel.split} split, {found.programs:,} programs (sequences × heads"
+            f"{blocks})"
+        )
+    loop = f", {_plural(found.stages, 'stage')}" if kernel.family == "walk" else ""
+    again = f" (and {_megabytes(found.again)} again for its other blocks)" if found.again else ""
+    reads = _listed(names[n] for n in kernel.loads if n in names)
+    writes = _listed(names[n] for n in kernel.stores if n in names) or "the state"
+    return [
+        f"{kernel.name}: {what}, {_plural(found.warps, 'warp')}{loop}",
+        f"  reads {_megabytes(found.read)}{again}: {reads}",
+        f"  writes {_megabytes(found.written)}: {writes}",
+        *(f"  {reason}" for reason in found.reasons),
+    ]
+
+
+def _memory_lines(plan: KernelPlan, shape: CallShape) -> list[str]:
+    saved = [b for b in plan.buffers if b.saved]
+    between = sum(_bytes(plan, b.node, shape) for b in saved)
+    rest = sum(_bytes(plan, b.node, shape) for b in plan.buffers if not b.saved)
+    lines = []
+    if plan.backward:
+        kept = f": {_listed(b.name for b in saved)}" if saved else "; it reads the inputs again"
+        lines.append(f"saved for the backward beside its inputs: {_megabytes(between)}{kept}")
+        again = _formed_again(plan)
+        if again:
+            lines.append(f"formed again, which moves fewer bytes than saving: {_listed(again)}")
+    lines.append(f"temporary: {_megabytes(rest)}")
+    return lines
+
+
+def _formed_again(plan: KernelPlan) -> list[str]:
+    """Named token values and scores that a forward kernel computes and a backward one computes again."""
+    ahead = {n for k in plan.forward for n in k.body}
+    names = value_names(plan)
+    found = {
+        n for k in plan.backward for n in k.body if n in ahead and OPS[plan.plan.nodes[n].op].kind != "leaf"
+    }
+    return [names[n] for n in sorted(found) if n in names and plan.plan.nodes[n].axes != ("K", "V")]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _megabytes(count: int) -> str:
+    size = count / 1e6
+    return f"{size:,.0f} MB" if size >= 100 else f"{size:.3g} MB"
+
+
+def _kilobytes(count: int) -> str:
+    return f"{count / 1024:.3g} KB"
