@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,11 +49,33 @@ class Plan:
         H: int | None = None,
         K: int | None = None,
         V: int | None = None,
+        *,
+        dtype: str = "bfloat16",
+        target: str = "sm_90",
     ) -> Explanation:
-        """Verdict, derivation, chunk equations, costs, schedule, stability; sizes make the costs totals."""
-        from linalg_dsl.planner.verdict import explain
+        """Verdict, derivation, chunk equations, costs, schedule, stability.
 
-        schedule = [line.removeprefix("  ") for line in str(self.kernels).splitlines()[1:]]
+        B, T and H turn costs into totals, and the list of kernels into the launches of such a call (K and V
+        128 where they are not given): their sizes, what they move, and the reasons. Raises ``ArgumentError``
+        for an unknown dtype or target.
+        """
+        from linalg_dsl.codegen.schedule.describe import schedule_lines
+        from linalg_dsl.planner.verdict import DEFAULT_SIZE, explain
+
+        kernels = self.kernels
+        schedule: Sequence[str] = [line.removeprefix("  ") for line in str(kernels).splitlines()[1:]]
+        if B is not None and T is not None and H is not None:
+            schedule = schedule_lines(
+                kernels,
+                B=B,
+                T=T,
+                H=H,
+                K=K or DEFAULT_SIZE,
+                V=V or DEFAULT_SIZE,
+                dtype=dtype,
+                target=target,
+                chunk_size=self.chunk_size,
+            )
         return explain(
             self.canonical,
             self.forward,
