@@ -103,13 +103,19 @@ def check(
     same = same and all(a is None or torch.equal(a, c) for a, c in zip(grads, grads2, strict=True))
 
     pick = list(range(h)) if heads is None else list(heads)
-    wanted = {}
-    for decl, x in zip(spec.inputs, values, strict=True):
-        part = x[:, :, pick] if decl.timed else x[pick]
-        wanted[decl.name] = part.double().requires_grad_()
-    s0 = state[:, pick].double().requires_grad_()
+    # a gradient of a param sums over the batch; without params two sequences tell as much
+    rows = list(range(b)) if heads is None or not all(i.timed for i in spec.inputs) else [0, b - 1]
+
+    def part(x: Any, timed: bool = True) -> Any:
+        return x[rows][:, :, pick] if timed else x[pick]
+
+    wanted = {
+        decl.name: part(x, decl.timed).double().requires_grad_()
+        for decl, x in zip(spec.inputs, values, strict=True)
+    }
+    s0 = state[rows][:, pick].double().requires_grad_()
     ro, rs = reference(spec, wanted, initial_state=s0, output_final_state=True)
-    loss = (ro * d_o[:, :, pick].double()).sum() + (rs * d_state[:, pick].double()).sum()
+    loss = (ro * part(d_o).double()).sum() + (rs * d_state[rows][:, pick].double()).sum()
     expected = torch.autograd.grad(loss, [*wanted.values(), s0], allow_unused=True)
     pairs = {
         "o": (o[:, :, pick], ro),
@@ -118,7 +124,7 @@ def check(
     }
     for decl, got, want in zip(spec.inputs, grads, expected[:-1], strict=True):
         if got is not None:
-            pairs[f"d_{decl.name}"] = (got[:, :, pick] if decl.timed else got[pick], want)
+            pairs[f"d_{decl.name}"] = (part(got, decl.timed), want)
     errors = {}
     largest = max(float(w.norm()) for n, (_, w) in pairs.items() if n.startswith("d_"))
     for key, (got, want) in pairs.items():
