@@ -118,9 +118,9 @@ def check(
     loss = (ro * part(d_o).double()).sum() + (rs * d_state[rows][:, pick].double()).sum()
     expected = torch.autograd.grad(loss, [*wanted.values(), s0], allow_unused=True)
     pairs = {
-        "o": (o[:, :, pick], ro),
-        "state": (final[:, pick], rs),
-        "d_initial": (d_initial[:, pick], expected[-1]),
+        "o": (part(o), ro.detach()),
+        "state": (final[rows][:, pick], rs.detach()),
+        "d_initial": (d_initial[rows][:, pick], expected[-1]),
     }
     for decl, got, want in zip(spec.inputs, grads, expected[:-1], strict=True):
         if got is not None:
@@ -128,7 +128,7 @@ def check(
     errors = {}
     largest = max(float(w.norm()) for n, (_, w) in pairs.items() if n.startswith("d_"))
     for key, (got, want) in pairs.items():
-        d = got.double() - want.detach()
+        d = got.double() - want
         scale = max(float(want.norm()), 1e-6 * largest if key.startswith("d_") else 0.0)
         top = float(want.abs().max())
         errors[key] = (float(d.norm()) / scale, float(d.abs().max()) / max(top, 1e-30))
