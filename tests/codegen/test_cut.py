@@ -186,17 +186,16 @@ print(json.dumps(out))
 """
 
 
+CALLS: list[tuple[str, str, int, int, int, int, int]] = [
+    ("sm_90", "bfloat16", 8, 2048, 16, 128, 128),
+    ("sm_86", "bfloat16", 1, 100, 2, 64, 256),
+    ("gfx942", "float32", 2, 1000, 3, 100, 60),
+]
+
+
 def test_the_described_sizes_are_those_that_the_launcher_takes() -> None:
     pytest.importorskip("triton")
-    cases = [
-        (name, target, dtype, *sizes)
-        for name in ("linear_attention", "simple_gla", "gla", "delta_rule", "kda", "gated_rank_two")
-        for target, dtype, *sizes in (
-            ("sm_90", "bfloat16", 8, 2048, 16, 128, 128),
-            ("sm_86", "bfloat16", 1, 100, 2, 64, 256),
-            ("gfx942", "float32", 2, 1000, 3, 100, 60),
-        )
-    ]
+    cases = [(name, *call) for name in ("linear_attention", "gla", "delta_rule", "kda") for call in CALLS]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     command = [sys.executable, "-c", LAUNCHED, json.dumps(cases)]
