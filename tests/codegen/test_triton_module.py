@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -133,3 +134,14 @@ def test_invariant_calls_give_a_sequence_the_same_bits_alone_in_a_batch_and_pack
     packed = op(**{n: t.flatten(0, 1)[None] for n, t in tensors.items()}, cu_seqlens=torch.arange(4) * 40)
     assert torch.equal(alone[0], batch[1])
     assert torch.equal(packed[0, 40:80], batch[1])
+
+
+def test_opcheck_of_the_triton_operator_on_packed_sequences() -> None:
+    op, _, _ = case("gated_delta_rule", 1, 1, 1, 4, 4)
+    tensors = draw(op.spec, 1, 20, 2, 5, 3, dtype=torch.float32)
+    (state,) = draw_state(op.spec, 3, 2, 5, 3, dtype=torch.float32)
+    handle = getattr(torch.ops.linalg_dsl, op.operator("triton").name).default
+    given = [t.requires_grad_() for t in (*tensors.values(), state)]
+    offsets = torch.tensor([0, 0, 7, 20])
+    found = torch.library.opcheck(handle, (*given, [math.nan], offsets, True, True))
+    assert set(found.values()) == {"SUCCESS"}
