@@ -1,0 +1,192 @@
+"""The tile functions of generated kernels, each against its meaning in float64 PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from linalg_dsl.codegen.emit.render import template_text
+from linalg_dsl.planner import evaluate_ops
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KERNELS = """
+
+@triton.jit
+def elementwise(x, y, FN: tl.constexpr, N: tl.constexpr):
+    o = tl.arange(0, N)
+    b = tl.load(x + o)
+    if FN == "softplus":
+        b = softplus(b)
+    elif FN == "tanh":
+        b = tanh(b)
+    elif FN == "expm1":
+        b = expm1(b)
+    elif FN == "sign":
+        b = sign(b)
+    elif FN == "step":
+        b = step(b)
+    elif FN == "square_root":
+        b = power(b, 0.5)
+    else:
+        b = power(b, -2.0)
+    tl.store(y + o, b)
+
+
+@triton.jit
+def decays(w, y, C: tl.constexpr, INCLUSIVE: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    o = tl.arange(0, C)
+    tl.store(y + o[:, None] * C + o[None, :], pairs_decay(tl.load(w + o), C, INCLUSIVE, EXCLUSIVE))
+
+
+@triton.jit
+def spans(p, y, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    o = tl.arange(0, C)
+    tl.store(y + o, span_sum(tl.load(p + o[:, None] * C + o[None, :]), C, EXCLUSIVE))
+
+
+@triton.jit
+def rows(w, y, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
+    o = tl.arange(0, C)
+    tl.store(y + o, row_sums(tl.load(w + o), C, AFTER, STRICT))
+
+
+@triton.jit
+def columns(w, y, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
+    at = tl.arange(0, C)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(y + at, column_sums(tl.load(w + at), C, AFTER, STRICT, "ieee"))
+
+
+@triton.jit
+def intervals(y, level, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    o = tl.arange(0, C)
+    tl.store(y + o[:, None] * C + o[None, :], anchored_intervals(level, C, EXCLUSIVE))
+
+
+@triton.jit
+def meeting(y, level, C: tl.constexpr):
+    o = tl.arange(0, C)
+    tl.store(y + o[:, None] * C + o[None, :], tl.where(meeting_blocks(level, C), 1.0, 0.0))
+"""
+CHUNKS = (16, 64)
+READS = {"inclusive": (True, False), "exclusive": (False, True), "decayed": (False, False)}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    path = Path(tmp_path_factory.mktemp("tiles")) / "tile_functions.py"
+    path.write_text(template_text("tile_library.py") + KERNELS, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("tile_functions", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(kernel: Any, given: Tensor | None, shape: tuple[int, ...], *numbers: int, **constants: Any) -> Tensor:
+    """The float32 result of one program."""
+    out = torch.empty(shape, dtype=torch.float32, device=DEVICE)
+    inputs = () if given is None else (given.float().contiguous().to(DEVICE),)
+    kernel[(1,)](*inputs, out, *numbers, **constants)
+    return out.cpu().double()
+
+
+def log_decays(C: int, *more: int) -> Tensor:
+    """Mild ones, hard ones and resets, as float32 holds them."""
+    generator = torch.Generator().manual_seed(C)
+    mild = -torch.rand(C, *more, generator=generator)
+    pick = torch.rand(C, *more, generator=generator)
+    hard = torch.where(pick < 0.1, -torch.inf, torch.where(pick < 0.2, -60.0, mild))
+    return torch.where(pick > 0.8, 0.0, hard).double()
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
+    "softplus": (evaluate_ops.UNARY["softplus"], -80, 80),
+    "tanh": (torch.tanh, -20, 20),
+    "expm1": (torch.expm1, -80, 0),
+    "sign": (torch.sign, -2, 2),
+    "step": (evaluate_ops.UNARY["heaviside"], -2, 2),
+    "square_root": (lambda x: x**0.5, 0, 50),
+    "inverse_square": (lambda x: x**-2, 0.1, 50),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_keep_their_digits_near_zero_and_far_away(name: str, library: ModuleType) -> None:
+    meaning, low, high = FUNCTIONS[name]
+    small = torch.logspace(-8, 0, 62, dtype=torch.float64)
+    near = torch.cat([small, -small, torch.zeros(1)]).clamp(low, high)
+    x = torch.cat([near, torch.linspace(low, high, 256 - near.shape[0])]).float().double()
+    got = run(library.elementwise, x, (256,), FN=name, N=256)
+    torch.testing.assert_close(got, meaning(x), rtol=3e-5, atol=1e-38)
+
+
+@pytest.mark.parametrize("C", CHUNKS)
+@pytest.mark.parametrize("read", READS)
+def test_decays_of_pairs_are_those_of_the_plan_resets_included(
+    read: str, C: int, library: ModuleType
+) -> None:
+    w = log_decays(C)
+    inclusive, exclusive = READS[read]
+    got = run(library.decays, w, (C, C), C=C, INCLUSIVE=inclusive, EXCLUSIVE=exclusive)
+    want = evaluate_ops.pair_decay(w[:, None], read).squeeze(-1)
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=1e-38)
+    assert torch.equal(got.triu(0 if read != "inclusive" else 1), torch.zeros(C, C).double())
+
+
+@pytest.mark.parametrize("C", CHUNKS)
+@pytest.mark.parametrize("read", READS)
+def test_sums_over_spans_are_those_of_the_plan(read: str, C: int, library: ModuleType) -> None:
+    p = torch.randn(C, C, generator=torch.Generator().manual_seed(1)).double().tril(-1)
+    got = run(library.spans, p, (C,), C=C, EXCLUSIVE=read == "exclusive")
+    want = evaluate_ops.sum_over_spans(p[..., None], read).squeeze(-1)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("C", CHUNKS)
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+def test_sums_of_rows_and_columns(after: bool, strict: bool, C: int, library: ModuleType) -> None:
+    w = log_decays(C, 16)
+    sums = evaluate_ops.sum_after(w, 0) if after else evaluate_ops.sum_before(w, 0)
+    want = sums if strict else sums + w
+    rows = run(library.rows, w[:, 3], (C,), C=C, AFTER=after, STRICT=strict)
+    torch.testing.assert_close(rows, want[:, 3], rtol=1e-5, atol=1e-5)
+    columns = run(library.columns, w, (C, 16), C=C, AFTER=after, STRICT=strict)
+    # a product needs finite operands: what is -inf is -1e30 there, and its exponential zero as well
+    torch.testing.assert_close(columns.exp(), want.exp(), rtol=1e-5, atol=1e-5)
+    finite = want.isfinite()
+    torch.testing.assert_close(columns[finite], want[finite], rtol=1e-5, atol=1e-5)
+    assert (columns[~finite] <= -1e30).all()
+
+
+@pytest.mark.parametrize("C", CHUNKS)
+def test_every_pair_meets_at_one_level(C: int, library: ModuleType) -> None:
+    levels = C.bit_length() - 1
+    met = torch.stack([run(library.meeting, None, (C, C), level, C=C) for level in range(levels)])
+    assert torch.equal(met.sum(0), torch.ones(C, C).double().tril(-1))
+
+
+@pytest.mark.parametrize("C", CHUNKS)
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_two_factors_of_a_pair_make_its_interval_and_none_looks_ahead(
+    exclusive: bool, C: int, library: ModuleType
+) -> None:
+    """Where t and s meet, row t and row s of the intervals are disjoint, and together s+1 .. t (or t-1)."""
+    token = torch.arange(C)
+    for level in range(C.bit_length() - 1):
+        inside = run(library.intervals, None, (C, C), level, C=C, EXCLUSIVE=exclusive)
+        plain = run(library.intervals, None, (C, C), level, C=C, EXCLUSIVE=False)
+        meet = run(library.meeting, None, (C, C), level, C=C)
+        for t, s in meet.nonzero().tolist():
+            both = inside[t] + plain[s]
+            last = t - 1 if exclusive else t
+            assert torch.equal(both, ((token > s) & (token <= last)).double()), (level, t, s)
