@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from linalg_dsl.cli_output import Output, load_spec
+from linalg_dsl.cli_output import Output, load_spec, use_utf8
 from linalg_dsl.errors import ArgumentError, DslError
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ BAD_INPUT = 2
 
 def main() -> None:
     """Runs the command line; the user's mistakes become messages and exit status 2."""
+    use_utf8(sys.stdin, sys.stdout, sys.stderr)
     try:
         app()
     except (DslError, ArgumentError) as error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -25,8 +26,18 @@ def load_spec(where: str) -> RecurrenceSpec:
     from linalg_dsl.ops.catalogue import catalogue_names, catalogue_text
 
     if where == "-":
-        return parse(sys.stdin.read(), origin="<stdin>")
+        try:
+            text = sys.stdin.read()
+            text.encode("utf-8")  # some locales let bytes that are no text through as surrogates
+        except UnicodeError as error:
+            raise ArgumentError(f"cannot read standard input: {error}") from None
+        return parse(text, origin="<stdin>")
     path = Path(where)
+    if path.suffix == ".py":
+        raise ArgumentError(
+            f"{where}: Python is not run from here; write the text of the recurrence, `str(function.spec)`, "
+            "into a .rec file"
+        )
     if where in catalogue_names() and not path.is_file():
         return parse(catalogue_text(where), origin=f"{where}.rec")
     if path.suffix == "" and not path.exists():
@@ -40,6 +51,13 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"cannot read {path}: {error}") from None
+
+
+def use_utf8(*streams: TextIO) -> None:
+    """Texts and derivations hold ᵀ and Greek letters, whatever the locale says."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(encoding="utf-8")
 
 
 PROSE = ("description", "found")

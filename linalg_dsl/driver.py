@@ -60,6 +60,8 @@ def read_spec(source: RecurrenceSpec | PythonRecurrence | str | Path) -> Recurre
         case str():
             from linalg_dsl.language.parser import parse
 
+            if source.endswith((".rec", ".py")) and "\n" not in source:
+                raise ArgumentError(f"a str is read as a recurrence; for the file pass Path({source!r})")
             return parse(source)
         case _:
             spec = getattr(source, "spec", None)

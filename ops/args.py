@@ -16,6 +16,7 @@ from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WIDEST = 512
 RESERVED = frozenset({"initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu", "max_seqlen"})
 """Keyword arguments of every call, so no input, param or const may have such a name."""
 
@@ -75,6 +76,15 @@ def axis_sizes(spec: RecurrenceSpec, tensors: Sequence[Tensor]) -> dict[str, int
     return sizes
 
 
+def check_widths(spec: RecurrenceSpec, tensors: Sequence[Tensor]) -> None:
+    """Kernels keep rows of the state on chip: K and V have a limit there."""
+    for axis, size in axis_sizes(spec, tensors).items():
+        if axis in ("K", "V") and size > WIDEST:
+            raise ArgumentError(
+                f"{spec.name}: {axis} is {size}; Triton kernels take 1 to {WIDEST}, backend='torch' any"
+            )
+
+
 def const_numbers(
     spec: RecurrenceSpec, sizes: Mapping[str, int], given: Mapping[str, float]
 ) -> dict[str, float]:
@@ -119,6 +129,8 @@ def _match(
         if name in const_names:
             if not isinstance(value, (int, float)):
                 raise ArgumentError(f"{spec.name}: const {name} must be a number, got {type(value).__name__}")
+            if not math.isfinite(value):
+                raise ArgumentError(f"{spec.name}: const {name} must be finite, got {value}")
             consts.append((name, float(value)))
         elif name in names:
             given[name] = value

@@ -17,7 +17,7 @@ from linalg_dsl.codegen.extract import part_of
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops.args import RESERVED, BoundCall, bind
+from linalg_dsl.ops.args import RESERVED, BoundCall, bind, check_widths
 from linalg_dsl.ops.artefacts import Artefacts, Stages
 from linalg_dsl.ops.library import Operator, register
 from linalg_dsl.ops.plan_view import Plan
@@ -99,6 +99,8 @@ class CompiledOp:
         backend = self.backend_for(kind, any(x.dtype == torch.float64 for x in call.tensors))
         if backend == "reference":
             return self._by_reference(call, initial_state, output_final_state, cu_seqlens)
+        if backend == "triton":
+            check_widths(self.spec, call.tensors)
         if backend == "torch" and kind != "cpu" and cu_seqlens_cpu is not None:
             cu_seqlens = cu_seqlens_cpu
         name = self._prepare(backend, *(word for pair in call.consts for word in pair))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -115,6 +116,7 @@ def test_mistakes_are_shown_with_carets_and_status_2(run: Cli, tmp_path: Path) -
     [
         (("explain", "gated_delta_rul"), "did you mean gated_delta_rule"),
         (("explain", "missing.rec"), "cannot read missing.rec"),
+        (("explain", "layer.py"), "Python is not run from here"),
         (("check", "gla", "--dtype", "int8"), "dtype is one of"),
         (("check", "gla", "--device", "quantum"), "device"),
         (("check", "gla", "--device", "cuda:99"), "there is no cuda:99 here"),
@@ -251,6 +253,21 @@ def test_export_writes_a_file_that_runs_alone(run: Cli, good: str, tmp_path: Pat
     refused = run("export", good, str(tmp_path / "no" / "such" / "folder.py"))
     assert refused.status == 2
     assert "cannot write" in refused.err
+
+
+def test_any_locale_prints_mathematics(good: str) -> None:
+    command = [sys.executable, "-m", "linalg_dsl", "explain", good]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "S_tᵀ q_t" in done.stdout.decode("utf-8")
+
+
+def test_standard_input_that_is_no_text_is_status_2() -> None:
+    command = [sys.executable, "-m", "linalg_dsl", "explain", "-"]
+    done = subprocess.run(command, input=b"recurrence \xff", capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"cannot read standard input" in done.stderr
 
 
 def test_explain_error_prints_a_paragraph(run: Cli) -> None:

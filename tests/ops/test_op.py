@@ -214,6 +214,7 @@ def test_wrong_arguments_are_named() -> None:
     _wrong("k is given twice", *ok, k=k)
     _wrong("no argument 'gate'", *ok, gate=g)
     _wrong("const scale must be a number, got Tensor", *ok, scale=g)
+    _wrong("const scale must be finite, got nan", *ok, scale=float("nan"))
     _wrong(r"v must be a tensor \[B, T, H, V\], got float", q, k, 1.0, g, beta)
     _wrong(r"g must be \[B, T, H\], got shape \(2, 9, 4, 5\)", q, k, v, q, beta)
     _wrong(r"k \[B, T, H, K\] has shape \(2, 9, 4, 3\): axis K is 3, expected 5", q, v, v, g, beta)
@@ -260,6 +261,16 @@ def test_triton_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     wide, _ = leaves(op, 1, 9, 2, 5, 3)
     with pytest.raises(ArgumentError, match="got float64"):
         op(*wide)
+
+
+def test_kernels_have_a_widest_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    op = compiled("gated_delta", backend="triton")
+    for axis, sizes in (("K", (513, 3)), ("V", (3, 513))):
+        tensors, _ = leaves(op, 1, 2, 1, *sizes, dtype=torch.float32)
+        with pytest.raises(ArgumentError, match=f"{axis} is 513; Triton kernels take 1 to 512"):
+            op(*tensors)
+        assert compiled("gated_delta", backend="torch")(*tensors).shape[-1] == sizes[1]
 
 
 def test_auto_chooses_by_device_and_type() -> None:
@@ -343,6 +354,8 @@ def test_compile_takes_text_paths_specs_and_functions(tmp_path: Path) -> None:
         assert linalg_dsl.compile(given).spec == spec  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="got int"):
         linalg_dsl.compile(3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="pass Path"):
+        linalg_dsl.compile("mine.rec")
 
 
 def test_mistakes_are_reported_at_compilation() -> None:
