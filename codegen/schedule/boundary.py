@@ -25,8 +25,8 @@ def with_boundary(plan: ChunkPlan) -> tuple[ChunkPlan, Boundary | None]:
     state, cotangent, w = plan.nodes[sites[0]].args
     after = {direction: node for _, direction, _, node in plan.carries}
     total = builder.add_node("total", (w,), builder.axes(w)[1:])
-    starts = tuple((x, builder.read(z, state, con="V")) for x, z in _writes(plan.nodes, after["reverse"]))
-    ends = tuple((x, builder.read(z, cotangent, con="V")) for x, z in _writes(plan.nodes, after["forward"]))
+    starts = tuple((x, builder.read(z, state, con="V")) for x, z in writes(plan.nodes, after["reverse"]))
+    ends = tuple((x, builder.read(z, cotangent, con="V")) for x, z in writes(plan.nodes, after["forward"]))
     whole = ChunkPlan(plan.name, tuple(builder.nodes), plan.carries, plan.outputs)
     return whole, Boundary(sites[0], _takes_a_logarithm(plan, w), starts, ends, total)
 
@@ -36,11 +36,11 @@ def _takes_a_logarithm(plan: ChunkPlan, w: int) -> bool:
     return any(plan.nodes[n].op == "unary" and plan.nodes[n].attr("fn") == "log" for n in plan.live([w]))
 
 
-def _writes(nodes: tuple[Node, ...], root: int) -> list[tuple[int, int]]:
+def writes(nodes: tuple[Node, ...], root: int) -> list[tuple[int, int]]:
     """The (x, z) of every x^T z that a new state sums up."""
     node = nodes[root]
     if node.op == "write":
         return [(node.args[0], node.args[1])]
     if node.op in ("add", "mul"):
-        return [pair for a in node.args for pair in _writes(nodes, a)]
+        return [pair for a in node.args for pair in writes(nodes, a)]
     return []

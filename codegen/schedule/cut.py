@@ -10,6 +10,7 @@ from __future__ import annotations
 from linalg_dsl.codegen.schedule.boundary import with_boundary
 from linalg_dsl.codegen.schedule.facts import COTANGENT, FORWARD, REVERSE, PlanFacts
 from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Buffer, Element, Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.naming import with_names
 from linalg_dsl.codegen.schedule.phase import Phase
 from linalg_dsl.codegen.schedule.verify import verify
 from linalg_dsl.planner.plan import ChunkPlan
@@ -18,7 +19,7 @@ from linalg_dsl.planner.plan import ChunkPlan
 def cut(plan: ChunkPlan) -> KernelPlan:
     """The kernels of a lowered plan (forward, and backward if the plan has gradients), verified."""
     plan, boundary = with_boundary(plan)
-    kernels = _Cut(plan, boundary).run()
+    kernels = _Cut(with_names(plan), boundary).run()
     verify(kernels)
     return kernels
 

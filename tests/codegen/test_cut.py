@@ -13,10 +13,12 @@ from kernel_cases import TEXTS
 
 import linalg_dsl as ld
 from linalg_dsl.codegen.emit import triton_kernel
+from linalg_dsl.codegen.schedule.boundary import with_boundary
 from linalg_dsl.codegen.schedule.cut import cut
 from linalg_dsl.codegen.schedule.describe import CallShape, kernel_schedule, schedule_lines
 from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Kernel, KernelPlan
 from linalg_dsl.codegen.schedule.lower import lower
+from linalg_dsl.codegen.schedule.naming import with_names
 from linalg_dsl.codegen.targets import TARGETS
 from linalg_dsl.errors import ArgumentError
 
@@ -119,6 +121,30 @@ def test_equal_gradients_of_two_inputs_are_stored_once() -> None:
     results = dict(plan.results)
     assert results["d_v"] == results["d_w"]
     assert sum(k.stores.count(results["d_v"]) for k in plan.backward) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("kda", {"k_since_start", "q_since_start", "k_until_end", "decay_chunk", "d_k_until_end"}),
+        ("rwkv6", {"r_to_previous", "k_until_end", "d_r_to_previous"}),
+        ("gated_delta_rule", {"since_start", "until_end", "u_1", "d_u_1", "d_q_since_start"}),
+        ("delta_rule", {"d_q_by_s", "d_k_by_s", "d_k_by_ds"}),
+    ],
+)
+def test_buffers_are_named_after_what_they_hold(name: str, expected: set[str]) -> None:
+    plan = plan_of(name)
+    assert expected <= {b.name for b in plan.buffers}
+
+
+def test_names_change_no_value() -> None:
+    plan = ld.compile(TEXTS["kda"]).plan
+    lowered, _ = with_boundary(lower(plan.forward, plan.backward))
+    named = with_names(lowered)
+    assert named == lowered
+    assert all(n.label == m.label for n, m in zip(lowered.nodes, named.nodes, strict=True) if n.label)
+    assert [n.label for n in with_names(named).nodes] == [n.label for n in named.nodes]
+    assert [n.label for n in named.nodes] != [n.label for n in lowered.nodes]
 
 
 def test_the_same_recurrence_gives_the_same_plan() -> None:
