@@ -83,8 +83,9 @@ def check(
     import torch
 
     from linalg_dsl.ops.reference import reference
+    from linalg_dsl.planner.evaluate_form import run_form
 
-    spec, _, text = pipeline(name)
+    spec, canonical, text = pipeline(name)
     module = load(name, text)
     tensors, state, consts = operands(spec, module, dtype, shape, gates)
     values = tuple(t.contiguous() for t in tensors.values())
@@ -125,14 +126,33 @@ def check(
     for decl, got, want in zip(spec.inputs, grads, expected[:-1], strict=True):
         if got is not None:
             pairs[f"d_{decl.name}"] = (part(got, decl.timed), want)
-    errors = {}
-    largest = max(float(w.norm()) for n, (_, w) in pairs.items() if n.startswith("d_"))
-    for key, (got, want) in pairs.items():
-        d = got.double() - want
-        scale = max(float(want.norm()), 1e-6 * largest if key.startswith("d_") else 0.0)
-        top = float(want.abs().max())
-        errors[key] = (float(d.norm()) / scale, float(d.abs().max()) / max(top, 1e-30))
-    return {"errors": errors, "same": same, "first": first}
+    exact = {key: want for key, (_, want) in pairs.items()}
+    errors = distances({key: got for key, (got, _) in pairs.items()}, exact)
+    low, high = LIMITS[dtype]
+    bad = [k for k, (norm, _) in errors.items() if not norm < (high if k.startswith("d_") else low)]
+    excused = {}
+    if bad and dtype != "float32":
+        # what the recurrence itself makes of operands in this type: twice that error counts instead
+        kind = getattr(torch, dtype)
+        so, ss = run_form(canonical, wanted, s0, operand=lambda x: x.to(kind).to(x.dtype))
+        total = (so * part(d_o).double()).sum() + (ss * d_state[rows][:, pick].double()).sum()
+        short = torch.autograd.grad(total, [*wanted.values(), s0], allow_unused=True)
+        results = {"o": so.detach(), "state": ss.detach(), "d_initial": short[-1]}
+        results |= {f"d_{d.name}": x for d, x in zip(spec.inputs, short[:-1], strict=True) if x is not None}
+        loop = distances({k: results[k] for k in exact}, exact)
+        excused = {k: loop[k][0] for k in bad if errors[k][0] <= 2 * loop[k][0]}
+    return {"errors": errors, "same": same, "first": first, "bad": bad, "excused": excused}
+
+
+def distances(got: Mapping[str, Any], want: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Relative L2, and the largest error over the largest value; a tiny gradient counts absolutely."""
+    largest = max(float(w.norm()) for n, w in want.items() if n.startswith("d_"))
+    out = {}
+    for key, exact in want.items():
+        d = got[key].double() - exact
+        scale = max(float(exact.norm()), 1e-6 * largest if key.startswith("d_") else 0.0)
+        out[key] = (float(d.norm()) / scale, float(d.abs().max()) / max(float(exact.abs().max()), 1e-30))
+    return out
 
 
 def one_check(job: tuple[str, str, str, str, str]) -> str:
@@ -143,12 +163,14 @@ def one_check(job: tuple[str, str, str, str, str]) -> str:
         found = check(name, dtype, shape, gates, chosen)
     except Exception:
         return f"FAIL {name:18s} {dtype:9s} {size:6s} {gates}\n{traceback.format_exc()[-1500:]}"
-    low, high = LIMITS[dtype]
-    bad = [k for k, (norm, _) in found["errors"].items() if not norm < (high if k.startswith("d_") else low)]
+    bad = [k for k in found["bad"] if k not in found["excused"]]
     cells = " ".join(f"{k} {a:.1e}/{m:.1e}" for k, (a, m) in found["errors"].items())
     verdict = "ok  " if not bad and found["same"] else "FAIL"
     note = "" if found["same"] else " NOT DETERMINISTIC"
     head = f"{verdict} {name:18s} {dtype:9s} {size:6s} {gates:6s} {found['first']:5.1f}s"
+    if found["excused"]:
+        note += " ill-conditioned, step loop with short operands: "
+        note += " ".join(f"{k} {e:.1e}" for k, e in found["excused"].items())
     return f"{head} {cells}{note} {','.join(bad)}"
 
 
