@@ -53,14 +53,23 @@ def explain(
     H: MaybeH = None,
     K: MaybeK = None,
     V: MaybeV = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
+    target: Annotated[str, typer.Option(help="the GPU of the schedule: sm_80, sm_90, gfx942 ...")] = "sm_90",
     latex: Annotated[bool, typer.Option("--latex", help="the derivation as LaTeX")] = False,
     json: Json = False,
 ) -> None:
-    """Derive the chunk form and print it: class, rewrites, equations, costs, stability."""
+    """Derive the chunk form and print it: class, rewrites, equations, costs, stability, schedule.
+
+    With B, T and H the schedule is that of such a call: its launches, their sizes, bytes and reasons.
+    """
     import linalg_dsl
 
     op = linalg_dsl.compile(load_spec(spec))
-    text = op.plan.to_latex() if latex else str(op.plan.explain(B=B, T=T, H=H, K=K, V=V))
+    text = (
+        op.plan.to_latex()
+        if latex
+        else str(op.plan.explain(B=B, T=T, H=H, K=K, V=V, dtype=dtype, target=target))
+    )
     Output(json).text(text, {"name": op.spec.name, "latex" if latex else "explanation": text})
 
 

@@ -59,22 +59,16 @@ class Plan:
         128 where they are not given): their sizes, what they move, and the reasons. Raises ``ArgumentError``
         for an unknown dtype or target.
         """
-        from linalg_dsl.codegen.schedule.describe import schedule_lines
+        from linalg_dsl.codegen.schedule.describe import chosen_chunk, schedule_lines
         from linalg_dsl.planner.verdict import DEFAULT_SIZE, explain
 
         kernels = self.kernels
+        key, value = K or DEFAULT_SIZE, V or DEFAULT_SIZE
+        chunk = self.chunk_size or chosen_chunk(kernels, K=key, V=value, dtype=dtype, target=target)
         schedule: Sequence[str] = [line.removeprefix("  ") for line in str(kernels).splitlines()[1:]]
         if B is not None and T is not None and H is not None:
             schedule = schedule_lines(
-                kernels,
-                B=B,
-                T=T,
-                H=H,
-                K=K or DEFAULT_SIZE,
-                V=V or DEFAULT_SIZE,
-                dtype=dtype,
-                target=target,
-                chunk_size=self.chunk_size,
+                kernels, B=B, T=T, H=H, K=key, V=value, dtype=dtype, target=target, chunk_size=self.chunk_size
             )
         return explain(
             self.canonical,
@@ -85,7 +79,7 @@ class Plan:
             H,
             K,
             V,
-            chunk_size=self.chunk_size,
+            chunk_size=chunk,
             schedule=schedule,
         )
 

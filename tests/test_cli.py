@@ -95,6 +95,16 @@ def test_explain_of_a_file_a_name_and_standard_input(run: Cli, good: str) -> Non
     assert run("explain", good, "--json").data["name"] == "mine"
 
 
+def test_explain_of_a_call_lists_its_launches_on_the_target(run: Cli) -> None:
+    sizes = ("--B", "8", "--T", "2048", "--H", "16")
+    shown = run("explain", "kda", *sizes, "--target", "sm_80")
+    assert "on sm_80, 108 multiprocessors" in shown.out
+    assert "chunks of 32 tokens: an erase" in shown.out
+    assert "K = 128, V = 128, chunks of 32; operands" in shown.out  # costs and schedule agree
+    assert run("explain", "kda", *sizes, "--target", "sm_70").status == 2
+    assert run("explain", "kda", "--dtype", "int8").status == 2
+
+
 def test_mistakes_are_shown_with_carets_and_status_2(run: Cli, tmp_path: Path) -> None:
     path = tmp_path / "broken.rec"
     path.write_text(BROKEN, encoding="utf-8")

@@ -90,9 +90,8 @@ def schedule_lines(
     unknown dtype or target.
     """
     place = find_target(target)
-    if dtype not in DTYPES:
-        raise ArgumentError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    chunk = chunk_size or chosen_chunk(plan, K=K, V=V, dtype=dtype, target=target)
+    chosen = chosen_chunk(plan, K=K, V=V, dtype=dtype, target=target)
+    chunk = chunk_size or chosen
     shape = CallShape(B, T, H, K, V, dtype, chunk)
     names = value_names(plan)
     lines = [
@@ -109,7 +108,9 @@ def schedule_lines(
 
 
 def chosen_chunk(plan: KernelPlan, *, K: int, V: int, dtype: str, target: str = "sm_90") -> int:
-    """The chunk size that the launcher takes where none is given."""
+    """The chunk size that the launcher takes where none is given; raises as ``schedule_lines`` does."""
+    if dtype not in DTYPES:
+        raise ArgumentError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     operand = 2 if dtype == "bfloat16" else 4
     return choose_chunk(*_class(plan.plan), K, V, operand, find_target(target).shared)
 
