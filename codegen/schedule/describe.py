@@ -38,7 +38,7 @@ class CallShape:
     @property
     def operand_bytes(self) -> int:
         """Of the operands of products: float16 calls use tf32, whose range holds every cotangent."""
-        return 2 if self.dtype == "bfloat16" else 4
+        return 2 if narrow_operands(self.dtype == "bfloat16", self.K) else 4
 
     def count(self, axes: Axes, per_head: bool = False) -> int:
         """Entries of a value: of all tokens, of all chunks, or one per head (params)."""
@@ -111,7 +111,7 @@ def chosen_chunk(plan: KernelPlan, *, K: int, V: int, dtype: str, target: str = 
     """The chunk size that the launcher takes where none is given; raises as ``schedule_lines`` does."""
     if dtype not in DTYPES:
         raise ArgumentError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    operand = 2 if dtype == "bfloat16" else 4
+    operand = 2 if narrow_operands(dtype == "bfloat16", K) else 4
     return choose_chunk(*_class(plan.plan), K, V, operand, find_target(target).shared)
 
 
@@ -174,16 +174,19 @@ def _chunk_reason(plan: KernelPlan, shape: CallShape, target: Target, given: int
     if given is not None:
         return "as asked for"
     decay, erase = _class(plan.plan)
-    operand = shape.operand_bytes
-    free = choose_chunk("none", False, 16, 16, operand, MANY)
-    easy = choose_chunk("none", False, shape.K, shape.V, operand, target.shared)
-    if shape.chunk == free:
-        return "no erase and at most one decay per token, so a large chunk costs little inside"
-    if shape.chunk == easy:
-        return f"the [chunk, {max(shape.K, shape.V)}] tiles of a prep and a walk have to fit"
-    why = ["an erase (the solve grows with the square)"] if erase else []
-    why += ["a decay per channel (anchored blocks in the registers of a prep)"] if decay == "channel" else []
-    return " and ".join(why or [f"{shape.dtype} operands take {operand} bytes each"])
+    if shape.chunk == choose_chunk("none", False, 16, 16, 2, MANY):
+        return "no erase and at most one decay per token, so a large one costs little inside"
+    why = []
+    if erase:
+        why.append("an erase (its solve grows with the square)")
+    if decay == "channel":
+        why.append("a decay per channel (anchored blocks in the registers of a prep)")
+    if shape.operand_bytes > 2:
+        why.append(f"products take operands of {shape.operand_bytes} bytes")
+    if choose_chunk(decay, erase, 16, 16, shape.operand_bytes, MANY) > shape.chunk:
+        limit = f"{target.shared // 1024} KB"
+        why.append(f"tiles of [chunk, {max(shape.K, shape.V)}] have to fit registers and {limit}")
+    return "; ".join(why)
 
 
 def _prep_reasons(
@@ -309,12 +312,12 @@ def _boundary_bytes(plan: KernelPlan, kernel: Kernel, shape: CallShape) -> tuple
 def _kernel_lines(found: KernelSchedule, names: dict[int, str]) -> list[str]:
     kernel = found.kernel
     if kernel.family == "prep":
-        what = f"prep, {found.programs:,} programs (chunks × heads), blocks of {found.block}"
+        what = f"prep, {_plural(found.programs, 'program')} (chunks × heads), blocks of {found.block}"
     else:
         blocks = f" × {found.blocks} blocks of {found.block}" if found.blocks > 1 else ""
         what = (
-            f"{kernel.direction} walk, {kernel.split} split, {found.programs:,} programs (sequences × heads"
-            f"{blocks})"
+            f"{kernel.direction} walk, {kernel.split} split, {_plural(found.programs, 'program')} "
+            f"(sequences × heads{blocks})"
         )
     loop = f", {_plural(found.stages, 'stage')}" if kernel.family == "walk" else ""
     again = f" (and {_megabytes(found.again)} again for its other blocks)" if found.again else ""
@@ -358,7 +361,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _plural(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _megabytes(count: int) -> str:

@@ -176,6 +176,12 @@ def test_sizes_change_the_reasons() -> None:
     wide = "\n".join(schedule_lines(plan, B=8, T=2048, H=16, K=128, V=16, dtype="float32"))
     assert "one block: a program holds all 16" in wide
     assert "exactly at every chunk: float32" in wide
+    assert (
+        "chunks of 32 tokens: an erase (its solve grows with the square); products take operands of 4" in wide
+    )
+    plain = plan_of("linear_attention")
+    assert "so a large one costs little" in schedule_lines(plain, B=1, T=9, H=1, K=128, V=128)[1]
+    assert "tiles of [chunk, 256]" in schedule_lines(plain, B=1, T=9, H=1, K=128, V=256)[1]
     asked = schedule_lines(plan, B=1, T=200, H=2, K=64, V=64, chunk_size=128)
     assert asked[1] == "chunks of 128 tokens: as asked for"
     with pytest.raises(ArgumentError, match="expected one of bfloat16, float16, float32, got 'int8'"):
