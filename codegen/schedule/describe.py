@@ -9,7 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Kernel, KernelPlan
-from linalg_dsl.codegen.schedule.table import choose_chunk, choose_prep, choose_walk, next_power
+from linalg_dsl.codegen.schedule.table import (
+    choose_chunk,
+    choose_prep,
+    choose_walk,
+    narrow_operands,
+    next_power,
+)
 from linalg_dsl.codegen.targets import Target, find_target
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.planner.ops import OPS, Axes

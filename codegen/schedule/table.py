@@ -12,6 +12,15 @@ def next_power(n: int) -> int:
     return max(16, 1 << max(0, n - 1).bit_length())
 
 
+def narrow_operands(bfloat16: bool, key: int) -> bool:
+    """Whether operands of products are bfloat16, else float32 (products then in tf32 or ieee).
+
+    float16 cannot hold every cotangent; tf32 has its mantissa and float32's range. Keys of a few channels
+    are nearly parallel, which amplifies rounding inside a chunk, and they cost little either way.
+    """
+    return bfloat16 and key >= 16
+
+
 def choose_chunk(decay: str, erase: bool, key: int, value: int, operand_bytes: int, shared: int) -> int:
     """The chunk size: 64 without erase and with at most a scalar decay, else 32; less for wide heads.
 
