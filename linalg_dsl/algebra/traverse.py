@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from linalg_dsl.algebra.expr import (
@@ -90,6 +90,41 @@ def commutative_key(expr: Expr) -> str:
             parts = [commutative_key(c) for c in expr.children]
     name = expr.function if isinstance(expr, Call) else type(expr).__name__
     return f"{name}({', '.join(parts)})"
+
+
+@lru_cache(maxsize=4096)
+def scalars_first(expr: Expr) -> Expr:
+    """A form for comparing: in every product what is a number per token stands in front, sorted.
+
+    Scalars commute with everything, so ``k_tᵀ (g_t S)`` and ``g_t k_tᵀ S`` are one expression; and so are an
+    inner product and its transpose. Nothing is multiplied out.
+    """
+    children = tuple(scalars_first(c) for c in expr.children)
+    if not isinstance(expr, Product):
+        return rebuild(expr, children)
+    numbers = [c for c in children if isinstance(c, Number)]
+    scalars = [c for c in children if c.is_scalar and not isinstance(c, Number)]
+    rest: list[Expr] = []
+    for stretch in _stretches(c for c in children if not c.is_scalar):
+        if stretch[0].shape[0] == 1 and stretch[-1].shape[1] == 1:
+            turned = Product(tuple(scalars_first(transpose(f)) for f in reversed(stretch)))
+            scalars.append(min(Product(stretch), turned, key=repr))
+        else:
+            rest += stretch
+    factors = (*numbers, *sorted(scalars, key=repr), *rest)
+    return factors[0] if len(factors) == 1 else Product(factors)
+
+
+def _stretches(factors: Iterable[Expr]) -> Iterator[tuple[Expr, ...]]:
+    """A chain of matrices cut after every column: what follows one is a row."""
+    stretch: list[Expr] = []
+    for factor in factors:
+        stretch.append(factor)
+        if factor.shape[1] == 1:
+            yield tuple(stretch)
+            stretch = []
+    if stretch:
+        yield tuple(stretch)
 
 
 def symbols(expr: Expr) -> list[Symbol]:

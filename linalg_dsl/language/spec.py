@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from linalg_dsl.algebra.expr import Dim, Expr, Shape
+from linalg_dsl.algebra.traverse import scalars_first
 from linalg_dsl.source import Span
 
 
@@ -76,7 +77,7 @@ class Equation:
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RecurrenceSpec:
     """The recurrence a user wrote.
 
@@ -85,6 +86,9 @@ class RecurrenceSpec:
     without bindings is equal; ``written`` keeps the equations as the user wrote them, in order, for
     printing and for the derivation. In an update the past state is ``Symbol(name, time=-1)``; in an
     output ``time=0`` is the state after, ``time=-1`` before the update.
+
+    Specs are equal up to the places of scalars in products: a binding that holds one may bring it to
+    another place than the same line without the binding.
     """
 
     name: str
@@ -95,6 +99,16 @@ class RecurrenceSpec:
     outputs: tuple[Equation, ...]
     written: tuple[Equation, ...] = field(default=(), compare=False)
     doc: str = field(default="", compare=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RecurrenceSpec) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        equations = [(e.target, scalars_first(e.value)) for e in (*self.updates, *self.outputs)]
+        return (self.name, self.inputs, self.consts, self.states, tuple(equations))
 
     def input(self, name: str) -> Input:
         return next(i for i in self.inputs if i.name == name)

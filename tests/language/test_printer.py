@@ -113,3 +113,25 @@ S_t = M_t S_{t-1} + beta_t k_t v_tᵀ
 y_t = scale S_tᵀ q_t
 """
     assert str(parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("bound", "plain"),
+    [
+        ("R_t = g_t S_{t-1}\nS_t = R_t - f_t (R_tᵀ (beta_t f_t) - v_t)ᵀ",
+         "S_t = g_t S_{t-1} - f_t ((g_t S_{t-1})ᵀ (beta_t f_t) - v_t)ᵀ"),
+        ("M_t = g_t (I - beta_t q_t f_tᵀ)\nS_t = (S_{t-1}ᵀ M_tᵀ)ᵀ + f_t v_tᵀ",
+         "S_t = g_t (I - beta_t q_t f_tᵀ) S_{t-1} + f_t v_tᵀ"),
+        ("c_t = f_tᵀ q_t\nS_t = S_{t-1} + (v_t (q_t c_t)ᵀ)ᵀ",
+         "S_t = S_{t-1} + (v_t (q_t (f_tᵀ q_t))ᵀ)ᵀ"),
+    ],
+)  # fmt: skip
+def test_scalars_have_no_place_in_a_product(bound: str, plain: str) -> None:
+    """With and without bindings, and read back, a recurrence is the same wherever its scalars end up."""
+    first, second = (parse(HEAD + body + "\no_t = S_tᵀ q_t") for body in (bound, plain))
+    assert first == second
+    assert hash(first) == hash(second)
+    assert parse(show_spec(first)) == first
+    other = parse(HEAD + plain.replace("v_tᵀ", "2 v_tᵀ").replace("v_t)", "2 v_t)").replace("v_t (", "2 v_t (")
+                  + "\no_t = S_tᵀ q_t")  # fmt: skip
+    assert first != other
