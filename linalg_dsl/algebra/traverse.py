@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from functools import lru_cache
+from math import prod
 
 from linalg_dsl.algebra.expr import (
     Call,
@@ -96,13 +98,26 @@ def commutative_key(expr: Expr) -> str:
 def scalars_first(expr: Expr) -> Expr:
     """A form for comparing: in every product what is a number per token stands in front, sorted.
 
-    Scalars commute with everything, so ``k_tᵀ (g_t S)`` and ``g_t k_tᵀ S`` are one expression; and so are an
-    inner product and its transpose. Nothing is multiplied out.
+    Scalars commute with everything, so ``k_tᵀ (g_t S)`` and ``g_t k_tᵀ S`` are one expression; so are an
+    inner product and its transpose, and ``k_tᵀ (-a - b)`` and ``-k_tᵀ (a + b)``. Nothing is multiplied out.
     """
     children = tuple(scalars_first(c) for c in expr.children)
-    if not isinstance(expr, Product):
-        return rebuild(expr, children)
-    numbers = [c for c in children if isinstance(c, Number)]
+    match expr:
+        case Product():
+            sign, factors = _signs(
+                f for c in children for f in (c.factors if isinstance(c, Product) else (c,))
+            )
+            return _with_sign(sign, _sorted_product(factors))
+        case Hadamard() | Quotient():
+            sign, factors = _signs(children)
+            made = Hadamard(factors) if isinstance(expr, Hadamard) else Quotient(*factors)
+            return _with_sign(sign, made)
+        case _:
+            return rebuild(expr, children)
+
+
+def _sorted_product(children: Sequence[Expr]) -> Expr:
+    number = prod(c.value for c in children if isinstance(c, Number))
     scalars = [c for c in children if c.is_scalar and not isinstance(c, Number)]
     rest: list[Expr] = []
     for stretch in _stretches(c for c in children if not c.is_scalar):
@@ -111,8 +126,42 @@ def scalars_first(expr: Expr) -> Expr:
             scalars.append(min(Product(stretch), turned, key=repr))
         else:
             rest += stretch
-    factors = (*numbers, *sorted(scalars, key=repr), *rest)
+    factors = (*sorted(scalars, key=repr), *rest)
+    if number != 1 or not factors:
+        factors = (Number(Fraction(number)), *factors)
     return factors[0] if len(factors) == 1 else Product(factors)
+
+
+def _signs(factors: Iterable[Expr]) -> tuple[int, tuple[Expr, ...]]:
+    """The factors without their signs (that of a sum is its first term's), and the product of these."""
+    sign, bare = 1, []
+    for factor in factors:
+        first = factor.terms[0] if isinstance(factor, Sum) else factor
+        match first:
+            case Number(value) | Product((Number(value), *_)) if value < 0:
+                sign = -sign
+                terms = factor.terms if isinstance(factor, Sum) else (factor,)
+                turned = tuple(_with_sign(-1, t) for t in terms)
+                bare.append(Sum(turned) if isinstance(factor, Sum) else turned[0])
+            case _:
+                bare.append(factor)
+    return sign, tuple(bare)
+
+
+def _with_sign(sign: int, expr: Expr) -> Expr:
+    if sign == 1:
+        return expr
+    match expr:
+        case Number(value):
+            return Number(-value)
+        case Product((Number(value), *rest)) if value == -1:
+            return rest[0] if len(rest) == 1 else Product(tuple(rest))
+        case Product((Number(value), *rest)):
+            return Product((Number(-value), *rest))
+        case Product(factors):
+            return Product((Number(Fraction(-1)), *factors))
+        case _:
+            return Product((Number(Fraction(-1)), expr))
 
 
 def _stretches(factors: Iterable[Expr]) -> Iterator[tuple[Expr, ...]]:
