@@ -14,7 +14,8 @@ import triton.language as tl
 def softplus(x):
     """log(1 + exp(x)); the series keeps small results where 1 + e rounds to 1."""
     e = tl.exp(-tl.abs(x))
-    return tl.maximum(x, 0.0) + tl.where(e < 1e-3, e - e * e * (0.5 - e / 3), tl.log(1.0 + e))
+    series = e * (1.0 - e * (0.5 - e * (1 / 3 - e * (0.25 - e * 0.2))))
+    return tl.maximum(x, 0.0) + tl.where(e < 3e-2, series, tl.log(1.0 + e))
 
 
 @triton.jit
@@ -30,7 +31,8 @@ def tanh(x):
 @triton.jit
 def expm1(x):
     """exp(x) - 1 for x <= 0; the series keeps small results."""
-    return tl.where(x > -1e-2, x * (1.0 + x * (0.5 + x / 6)), tl.exp(tl.minimum(x, 0.0)) - 1.0)
+    series = x * (1.0 + x / 2 * (1.0 + x / 3 * (1.0 + x / 4 * (1.0 + x / 5))))
+    return tl.where(x > -0.1, series, tl.exp(tl.minimum(x, 0.0)) - 1.0)
 
 
 @triton.jit

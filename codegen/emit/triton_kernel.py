@@ -9,13 +9,10 @@ from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
-from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Boundary, Kernel, KernelPlan
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import Node
-
-SEGMENT = 8
-"""The boundary term of the gate gradient is formed exactly at every 8th chunk boundary."""
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT",
@@ -342,7 +339,10 @@ class KernelPrinter:
                 "else:",
                 f"    tl.store({norms}, tl.sqrt({square}), mask=m_k)",
             ]
-        self.before += ["b_h = tl.zeros((BLOCK,), dtype=tl.float32)", "first_mark = first_chunk // 8 + i_n"]
+        self.before += [
+            "b_h = tl.zeros((BLOCK,), dtype=tl.float32)",
+            f"first_mark = first_chunk // {SEGMENT} + i_n",
+        ]
         return [
             "if EXACT:",
             f"    b_h = tl.sum(tl.load({every}, mask=m_s, other=0.0) * {self.state}, 1)",
@@ -374,7 +374,7 @@ class KernelPrinter:
 
     def _keep_mark(self) -> list[str]:
         """The state at every 8th boundary and at the end, for the reverse walk."""
-        self.before.append("first_mark = first_chunk // 8 + i_n")
+        self.before.append(f"first_mark = first_chunk // {SEGMENT} + i_n")
         return [
             "if not EXACT:",
             f"    if (i_c + 1 == chunks) | ((i_c + 1) % {SEGMENT} == 0):",

@@ -21,10 +21,10 @@ from linalg_dsl.codegen.emit.signature import (
     run_time_consts,
     tuple_text,
 )
-from linalg_dsl.codegen.emit.triton_kernel import SEGMENT, KernelPrinter, KernelText, Memory
+from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.cut import cut
-from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, KernelPlan
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import Input, RecurrenceSpec

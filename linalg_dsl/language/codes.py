@@ -119,6 +119,7 @@ EXPLANATIONS: dict[str, str] = {
     scalar is added to every element of a [K, V] matrix, or where an elementwise product has a factor
     that is no `x yᵀ`.""",
     "E961": """A const has no finite value, or a dimension that it gives is no whole number from 1 to 64.""",
+    "E962": """No input or param has one of the state's axes, so no call could say how large it is.""",
 }
 
 

@@ -178,6 +178,14 @@ def _one_state(spec: RecurrenceSpec) -> State:
         )
     if len(spec.outputs) != 1:
         raise DslError.single("E958", f"{spec.name} has several outputs; only one is supported yet")
+    for axis in state.dims:
+        if not any(axis in i.dims for i in spec.inputs):
+            raise DslError.single(
+                "E962",
+                f"no input of {spec.name} has the axis {axis}, so no call could say how large it is",
+                spec.updates[0].span,
+                f"declare an input or param [{axis}]",
+            )
     return state
 
 

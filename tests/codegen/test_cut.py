@@ -12,11 +12,10 @@ import pytest
 from kernel_cases import TEXTS
 
 import linalg_dsl as ld
-from linalg_dsl.codegen.emit import triton_kernel
 from linalg_dsl.codegen.schedule.boundary import with_boundary
 from linalg_dsl.codegen.schedule.cut import cut
 from linalg_dsl.codegen.schedule.describe import CallShape, kernel_schedule, schedule_lines
-from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.codegen.schedule.naming import with_names
 from linalg_dsl.codegen.targets import TARGETS
@@ -194,10 +193,6 @@ def test_explanations_of_a_shape_quote_the_launches() -> None:
     plan = ld.compile(TEXTS["simple_gla"]).plan
     assert "multiprocessors" not in str(plan.explain())
     assert "on gfx942, 304 multiprocessors" in "\n".join(plan.explain(2, 300, 3, target="gfx942").schedule)
-
-
-def test_kernels_and_words_agree_on_the_segment() -> None:
-    assert triton_kernel.SEGMENT == SEGMENT
 
 
 LAUNCHED = """

@@ -251,3 +251,9 @@ def test_terms_that_cancel_leave_no_trace(zero: str) -> None:
 def test_a_vector_of_equal_elements_is_refused() -> None:
     with pytest.raises(DslError, match="E959"):
         canonical("S_t = exp(g_t) S_{t-1} + (1 - k_t + k_t) v_tᵀ" + READ)
+
+
+def test_a_state_axis_that_no_input_has_is_refused() -> None:
+    update = "S_t = exp(g_t) (I - k_t k_tᵀ) S_{t-1}\no_t = S_tᵀ k_t"
+    with pytest.raises(DslError, match=r"E962.*axis V"):
+        canonicalise(parse(f"input k : [K] unit\ninput g : log gate\n{update}"))
