@@ -13,6 +13,7 @@ from linalg_dsl.codegen.schedule.table import (
     choose_chunk,
     choose_prep,
     choose_walk,
+    keep_every_state,
     narrow_operands,
     next_power,
 )
@@ -260,12 +261,11 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
     if boundary is None:
         return ()
     if _exact(kernel, shape):
+        kept = 4 * shape.chunks * shape.H * shape.K * shape.V
         why = (
-            "its gate is declared in linear space"
+            "its gate is in linear space"
             if boundary.exact
-            else "float32 asks for every digit"
-            if shape.operand_bytes == 4
-            else "the sequence is short"
+            else f"all states take {_megabytes(kept)}, less than a GiB"
         )
         how = f"at every chunk: {why}"
     else:
@@ -301,7 +301,7 @@ def _bytes(plan: KernelPlan, n: int, shape: CallShape) -> int:
 def _exact(kernel: Kernel, shape: CallShape) -> bool:
     boundary = kernel.boundary
     assert boundary is not None
-    return boundary.exact or shape.operand_bytes == 4 or SEGMENT * shape.chunk >= shape.T
+    return boundary.exact or keep_every_state(shape.chunks, shape.H, shape.K, shape.V)
 
 
 def _boundary_bytes(plan: KernelPlan, kernel: Kernel, shape: CallShape) -> tuple[int, int]:
