@@ -63,7 +63,7 @@ def _step(
     from linalg_dsl.planner.evaluate_tokens import evaluate
 
     def value(expr: Expr) -> Tensor:
-        return evaluate(expr, _symbols(now))
+        return evaluate(expr, _symbols(now)).to(state.device)  # a number alone has no device of its own
 
     def column(expr: Expr) -> Tensor:
         return value(expr).unsqueeze(-1)
