@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor
 import linalg_dsl as ld
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
+from linalg_dsl.planner.canonical import canonicalise
+from linalg_dsl.planner.evaluate_form import run_form
 
 RANK_TWO = """
 recurrence gated_rank_two
@@ -65,34 +68,52 @@ def errors(
     loss: str = "both",
 ) -> dict[str, float]:
     """Relative error of every output and gradient of the kernels against the step loop in float64."""
+    extra = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
     given = {n: embedded(t).requires_grad_() for n, t in tensors.items()}
-    exact = {n: t.detach().double().requires_grad_() for n, t in given.items()}
-    states = []
-    results: list[dict[str, Tensor]] = []
+    s0 = None if state is None else embedded(state).requires_grad_()
+    got = results(partial(op, output_final_state=True, **extra), given, s0, loss)
+    want = results(partial(op.reference, output_final_state=True, **extra), *doubled(tensors, state), loss)
+    return distances(got, want)
+
+
+def short_operand_errors(
+    op: CompiledOp, tensors: Mapping[str, Tensor], state: Tensor, dtype: torch.dtype
+) -> dict[str, float]:
+    """The same of a float64 step loop whose products have their operands rounded to ``dtype``."""
+    canonical = canonicalise(op.spec)
+
+    def loop(initial_state: Tensor, **values: Tensor) -> tuple[Tensor, Tensor]:
+        return run_form(canonical, values, initial_state, operand=lambda x: x.to(dtype).to(x.dtype))
+
+    values, s0 = doubled(tensors, state)
+    want = results(partial(op.reference, output_final_state=True), values, s0, "both")
+    return distances(results(loop, values, s0, "both"), want)
+
+
+def doubled(tensors: Mapping[str, Tensor], state: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
+    exact = {n: t.detach().double().requires_grad_() for n, t in tensors.items()}
+    return exact, None if state is None else state.detach().double().requires_grad_()
+
+
+def results(
+    run: Callable[..., Any], values: Mapping[str, Tensor], state: Tensor | None, loss: str
+) -> dict[str, Tensor]:
+    """Output, final state and all gradients of a fixed random loss of both, or of one of them."""
+    o, final = run(**values, **({} if state is None else {"initial_state": state}))
     generator = torch.Generator().manual_seed(3)
-    weights: list[Tensor] = []
-    for run, values in ((op, given), (op.reference, exact)):
-        extra: dict[str, Any] = {}
-        if state is not None:
-            s0 = embedded(state).to(next(iter(values.values())).dtype).requires_grad_()
-            states.append(s0)
-            extra["initial_state"] = s0
-        if cu_seqlens is not None:
-            extra["cu_seqlens"] = cu_seqlens
-        o, final = run(**values, output_final_state=True, **extra)
-        if not weights:
-            weights = [
-                torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
-                for x in (o, final)
-            ]
-        parts = [(x.double() * w).sum() for x, w in zip((o, final), weights, strict=True)]
-        total = parts[0] + parts[1] if loss == "both" else parts[1] if loss == "state" else parts[0]
-        wanted = [*values.values(), *([states[-1]] if state is not None else [])]
-        grads = torch.autograd.grad(total, wanted, allow_unused=True)
-        names = [f"d_{n}" for n in values] + (["d_initial_state"] if state is not None else [])
-        found = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
-        results.append({"o": o.detach(), "state": final.detach(), **found})
-    got, want = results
+    weights = [
+        torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device) for x in (o, final)
+    ]
+    parts = [(x.double() * w).sum() for x, w in zip((o, final), weights, strict=True)]
+    total = parts[0] + parts[1] if loss == "both" else parts[1] if loss == "state" else parts[0]
+    leaves = {f"d_{n}": t for n, t in values.items()} | ({} if state is None else {"d_initial_state": state})
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    found = {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
+    return {"o": o.detach(), "state": final.detach(), **found}
+
+
+def distances(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> dict[str, float]:
+    """A gradient below 1e-6 of the largest counts absolutely; a missing one by all of its size."""
     largest = max((float(w.norm()) for n, w in want.items() if n.startswith("d_")), default=0.0)
     return {
         n: relative(got[n], w, 1e-6 * largest if n.startswith("d_") else 0.0) if n in got else float(w.norm())

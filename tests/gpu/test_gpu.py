@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import TEXTS, assert_close, case, errors
+from kernel_cases import TEXTS, assert_close, case, errors, short_operand_errors
 from torch import Tensor
 
 import linalg_dsl as ld
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
+from linalg_dsl.ops.op import CompiledOp
 
 pytestmark = pytest.mark.gpu
 ENTRIES = sorted(p.name[:-4] for p in files("linalg_dsl.ops.catalogue").iterdir() if p.name.endswith(".rec"))
@@ -28,9 +29,16 @@ def narrow(spec: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[st
     }
 
 
-def assert_low_precision(found: dict[str, float]) -> None:
-    assert_close({n: e for n, e in found.items() if not n.startswith("d_")}, 1e-2)
-    assert_close({n: e for n, e in found.items() if n.startswith("d_")}, 2e-2)
+def assert_low_precision(
+    op: CompiledOp, tensors: dict[str, Tensor], state: Tensor, dtype: torch.dtype
+) -> None:
+    """Within 1e-2 (gradients 2e-2), or twice what the recurrence itself makes of short operands."""
+    low = narrow(op.spec, tensors, dtype)
+    found = errors(op, low, state)
+    bad = {n: e for n, e in found.items() if not e < (2e-2 if n.startswith("d_") else 1e-2)}
+    excuse = short_operand_errors(op, low, state, dtype) if bad else {}
+    bad = {n: e for n, e in bad.items() if not e < 2 * excuse[n]}
+    assert not bad, f"relative errors {bad}; of a step loop with short operands {excuse}"
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))
@@ -43,20 +51,20 @@ def test_float32_with_resets(name: str) -> None:
 @pytest.mark.parametrize("name", ["gated_delta_rule", "kda", "gla", "comba"])
 def test_bfloat16(name: str, gates: GateKind) -> None:
     op, tensors, state = case(name, 2, 700, 2, 100, 60, gates, chunk_size=None, device="cuda")
-    assert_low_precision(errors(op, narrow(op.spec, tensors, torch.bfloat16), state))
+    assert_low_precision(op, tensors, state, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["gated_delta_rule", "gla"])
 def test_float16(name: str) -> None:
     op, tensors, state = case(name, 1, 200, 2, 64, 64, chunk_size=None, device="cuda")
-    assert_low_precision(errors(op, narrow(op.spec, tensors, torch.float16), state))
+    assert_low_precision(op, tensors, state, torch.float16)
 
 
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (3, 7), (16, 256), (256, 64), (512, 512)])
 @pytest.mark.parametrize("name", ["gated_delta_rule", "gla"])
 def test_head_sizes(name: str, K: int, V: int) -> None:
     op, tensors, state = case(name, 1, 65, 1, K, V, chunk_size=None, device="cuda")
-    assert_low_precision(errors(op, narrow(op.spec, tensors, torch.bfloat16), state))
+    assert_low_precision(op, tensors, state, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["gated_delta_rule", "kda", "simple_gla"])
