@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -443,9 +445,6 @@ class KernelPrinter:
 
 def without_unused(lines: list[str]) -> list[str]:
     """The lines without values that no other line uses; names are unique, so text tells."""
-    import re
-    from collections import Counter
-
     kept = list(lines)
     while True:
         used = Counter(word for line in kept for word in re.findall(r"\w+", line))
@@ -459,6 +458,4 @@ def without_unused(lines: list[str]) -> list[str]:
 
 
 def _uses(text: str, name: str) -> bool:
-    import re
-
     return re.search(rf"\b{name}\b", text) is not None

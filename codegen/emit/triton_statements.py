@@ -99,7 +99,7 @@ class Statements:
             self.text[n] = self.picks[node.args[0], _int(node, "index")]
             self.zero.add(n)
             return
-        expression, zero = self._expression(n, node)
+        expression, zero = self._expression(node)
         name = self.names.unique(f"b_{self._label(n)}")
         singular = node.op == "unary" and node.attr("fn") in _SINGULAR
         if (n in self.needs_zero or singular) and not zero and self._padded(node.axes):
@@ -115,7 +115,7 @@ class Statements:
         if node.op == "decayed_scores":
             self.lines += JointScores(self, n, node, blocked=True).statements()
             return
-        expression, _ = self._expression(n, node)
+        expression, _ = self._expression(node)
         name = self.names.unique(f"b_{self._label(n)}")
         sizes = "".join(f"{self.blocks[a].length}, " for a in node.axes)
         start = "float('-inf')" if node.op == "amax" else "0.0"
@@ -159,7 +159,7 @@ class Statements:
         return node.label or f"{_PREFIX.get(node.op, 'x')}_{n}"
 
     # -- expressions --------------------------------------------------------------------------------
-    def _expression(self, n: int, node: Node) -> tuple[str, bool]:
+    def _expression(self, node: Node) -> tuple[str, bool]:
         """The right-hand side, and whether it is zero on padding."""
         args, axes = node.args, node.axes
         zeros = [a in self.zero or self._is_zero_number(a) for a in args]
