@@ -70,7 +70,7 @@ class TritonModule:
     solve_precision: str
     chunk_size: int
     decay: str
-    erase: bool
+    rank: int
     segment: int
     exact: bool
     invariant: bool
@@ -192,7 +192,7 @@ class _Emitter:
                 solve_precision='"tf32"' if solve_is_bounded(self.rec, spec) else '"tf32x3"',
                 chunk_size=self.chunk_size or 0,
                 decay=repr(self.rec.decay.kind),
-                erase=bool(self.rec.erase),
+                rank=self.rec.r,
                 segment=SEGMENT,
                 exact=bool(boundary and boundary.exact) or self.invariant,
                 invariant=self.invariant,

@@ -180,17 +180,17 @@ def value_names(plan: KernelPlan) -> dict[int, str]:
 def _chunk_reason(plan: KernelPlan, shape: CallShape, target: Target, given: int | None) -> str:
     if given is not None:
         return "as asked for"
-    decay, erase = _class(plan.plan)
-    if shape.chunk == choose_chunk("none", False, 16, 16, 2, MANY):
+    decay, rank = _class(plan.plan)
+    if shape.chunk == choose_chunk("none", 0, 16, 16, 2, MANY):
         return "no erase and at most one decay per token, so a large one costs little inside"
     why = []
-    if erase:
-        why.append("an erase (its solve grows with the square)")
+    if rank:
+        why.append(f"{'an erase' if rank == 1 else f'{rank} erases'} (its solve grows with the square)")
     if decay == "channel":
         why.append("a decay per channel (anchored blocks in the registers of a prep)")
     if shape.operand_bytes > 2:
         why.append(f"products take operands of {shape.operand_bytes} bytes")
-    if choose_chunk(decay, erase, 16, 16, shape.operand_bytes, MANY) > shape.chunk:
+    if choose_chunk(decay, rank, 16, 16, shape.operand_bytes, MANY) > shape.chunk:
         limit = f"{target.shared // 1024} KB"
         why.append(f"tiles of [chunk, {max(shape.K, shape.V)}] have to fit registers and {limit}")
     return "; ".join(why)
@@ -276,15 +276,15 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
 
 
 # -- numbers --------------------------------------------------------------------------------------------
-def _class(plan: ChunkPlan) -> tuple[str, bool]:
-    """(kind of decay, whether there is an erase), by the ops that stand for them."""
+def _class(plan: ChunkPlan) -> tuple[str, int]:
+    """(kind of decay, number of erases), by the ops that stand for them."""
     gates = {
         plan.nodes[n.args[-1]].axes
         for n in plan.nodes
         if n.op in ("from_start", "to_end", "total", "pairs_decay", "decayed_scores")
     }
     decay = "channel" if ("t", "K") in gates else "scalar" if gates else "none"
-    return decay, any(n.op == "ut_transform" for n in plan.nodes)
+    return decay, max((int(str(n.attr("r"))) for n in plan.nodes if n.op == "ut_transform"), default=0)
 
 
 def _bytes(plan: KernelPlan, n: int, shape: CallShape) -> int:

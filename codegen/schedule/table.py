@@ -22,16 +22,17 @@ def narrow_operands(bfloat16: bool, key: int) -> bool:
     return bfloat16 and key >= 32
 
 
-def choose_chunk(decay: str, erase: bool, key: int, value: int, operand_bytes: int, shared: int) -> int:
+def choose_chunk(decay: str, rank: int, key: int, value: int, operand_bytes: int, shared: int) -> int:
     """The chunk size: 64 without erase and with at most a scalar decay, else 32; less for wide heads.
 
-    A chunk's tiles of a prep live in registers: [C, K] and [C, V] ones, 32 x 128 in float32 each.
+    ``rank`` erases take rank x rank [C, C] blocks of the solve and as many scores: 16 from three on. A
+    chunk's tiles of a prep live in registers: [C, K] and [C, V] ones, 32 x 128 in float32 each.
     """
     width = next_power(max(key, value))
-    chunk = 64 if not erase and decay != "channel" and operand_bytes == 2 else 32
+    chunk = 64 if not rank and decay != "channel" and operand_bytes == 2 else 32
     while chunk > 16 and (chunk * width > 64 * 128 or chunk * width * operand_bytes * 4 > shared):
         chunk //= 2
-    if (erase or decay == "channel") and width > 128:
+    if rank > 2 or ((rank or decay == "channel") and width > 128):
         chunk = 16
     return chunk
 
