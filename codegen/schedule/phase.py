@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from linalg_dsl.codegen.schedule.facts import CARRIES, FORWARD, REVERSE, PlanFacts
 from linalg_dsl.codegen.schedule.kernel_plan import Axis, Boundary, Direction, Kernel
@@ -108,12 +108,9 @@ class Phase:
     def _makeable(self, direction: Direction, split: str, available: set[int], wanted: set[int]) -> set[int]:
         """The wanted values that a walk can make (greatest fixed point over its carry)."""
         leaf, after = self.facts.carry[direction]
-        for keep_state in (True, False):
-            known: dict[int, bool] = {leaf: keep_state}
-            if not keep_state:
-                return set()
-            if self._can_make(after, split, available, known, eager=True):
-                break
+        known = {leaf: True}
+        if not self._can_make(after, split, available, known, eager=True):
+            return set()
         self.forced |= self._forced(after, split, available)
         return {
             n
@@ -211,53 +208,39 @@ class Phase:
 
     def _finish(self, final: list[int], boundary: Boundary | None) -> list[Kernel]:
         """Second pass, in order, knowing what is in memory; stores that nobody reads are dropped."""
-        plans: list[tuple[_Draft, list[int]]] = []
+        plans: list[tuple[_Walk | None, list[int], set[int]]] = []  # stores, and what is in memory before
         memory = set(self.memory)
         for walk in self.walks:
             prep = sorted(walk.prep - memory)
             if prep:
-                plans.append((_Draft(prep, None), prep))
+                plans.append((None, prep, set(memory)))
                 memory |= set(prep)
-            plans.append((self._walk_draft(walk, boundary), sorted(walk.outputs)))
+            plans.append((walk, sorted(walk.outputs), set(memory)))
             memory |= walk.outputs
             if boundary and (walk.direction, walk.split) == ("reverse", "K"):
                 memory.add(boundary.node)
         if final:
-            plans.append((_Draft(final, None), final))
+            plans.append((None, final, memory))
         kept: list[Kernel] = []
         read: set[int] = set()
         results = set(self.targets)
-        for draft, stores in reversed(plans):
-            stores = [n for n in stores if n in read or n in results]
-            if draft.walk is None and not stores:
+        for made_by, wanted, before in reversed(plans):
+            stores = [n for n in wanted if n in read or n in results]
+            if made_by is None and not stores:
                 continue
-            again = self._walk_draft(draft.walk, boundary) if draft.walk else _Draft(stores, None)
-            if draft.walk:
-                dropped = draft.walk.outputs - set(stores)
-                again.outputs = [n for n in again.outputs if n not in dropped or self._boundary_value(n)]
-            before = self._memory_before(plans, draft)
-            self._collect(again, before)
-            read |= set(again.loads)
-            kept.append(self._kernel(again, stores, boundary))
+            draft = _Draft(stores, None)
+            if made_by:
+                dropped = made_by.outputs - set(stores)
+                draft = self._walk_draft(made_by, boundary)
+                draft.outputs = [n for n in draft.outputs if n not in dropped or self._boundary_value(n)]
+            self._collect(draft, before)
+            read |= set(draft.loads)
+            kept.append(self._kernel(draft, stores, boundary))
         return self._named(kept[::-1])
 
     def _boundary_value(self, n: int) -> bool:
         b = self.facts.boundary
         return b is not None and n in {x for pair in (*b.starts, *b.ends) for x in pair} | {b.total}
-
-    def _memory_before(self, plans: list[tuple[_Draft, list[int]]], draft: _Draft) -> set[int]:
-        memory = set(self.memory)
-        for other, stores in plans:
-            if other is draft:
-                break
-            memory |= set(stores)
-            if (
-                self.facts.boundary
-                and other.walk
-                and (other.walk.direction, other.walk.split) == ("reverse", "K")
-            ):
-                memory.add(self.facts.boundary.node)
-        return memory
 
     def _kernel(self, draft: _Draft, stores: list[int], boundary: Boundary | None) -> Kernel:
         walk = draft.walk
@@ -280,17 +263,14 @@ class Phase:
             name = f"{self.prefix}_{suffix}"
             if any(name == o.name for o in out):
                 name = f"{name}_{i}"
-            out.append(Kernel(name, *(getattr(k, f) for f in list(Kernel.__dataclass_fields__)[1:])))
+            out.append(replace(k, name=name))
         return out
 
     def with_stores(self, kernel: Kernel, extra: list[int]) -> Kernel:
         """The forward walk, also writing what the backward wants of it."""
         if kernel.family != "walk" or not extra:
             return kernel
-        return Kernel(
-            kernel.name, kernel.family, kernel.loads, kernel.body, (*kernel.stores, *extra),
-            kernel.direction, kernel.split, kernel.carry, kernel.boundary,
-        )  # fmt: skip
+        return replace(kernel, stores=(*kernel.stores, *extra))
 
     # -- operands: load or form again -----------------------------------------------------------------
     def _collect(self, draft: _Draft, memory: set[int] | None = None) -> None:
@@ -323,7 +303,7 @@ class Phase:
             return False  # a state never goes through memory
         carried = bool(facts.depends[n] & CARRIES)
         if walk and n in walk.made:
-            return n in memory and n not in walk.made
+            return False
         elementwise = self.facts.elementwise(n)
         if walk is None:
             if not carried:
