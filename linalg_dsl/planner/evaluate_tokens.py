@@ -59,8 +59,8 @@ def evaluate(expr: Expr, value_of: Callable[[Symbol], Tensor]) -> Tensor:
 
 
 def _wide(part: Expr, whole: Expr, value: Tensor) -> Tensor:
-    """A scalar beside columns gets the axis of the columns."""
-    return value.unsqueeze(-1) if part.is_scalar and not whole.is_scalar else value
+    """A scalar beside columns gets the axis of the columns; a number without axes broadcasts as it is."""
+    return value.unsqueeze(-1) if value.ndim and part.is_scalar and not whole.is_scalar else value
 
 
 def _call(function: str, args: list[Tensor]) -> Tensor:

@@ -374,7 +374,7 @@ def main() -> int:
     parser.add_argument("--sizes", default="small,train")
     parser.add_argument("--gates", default="mild")
     parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--heads", default="5", help="heads that the large shape's reference runs")
+    parser.add_argument("--heads", default="0,5,9,15", help="heads that the large shape's reference runs")
     args = parser.parse_args()
     names = args.names.split(",")
     if args.what == "sweep":

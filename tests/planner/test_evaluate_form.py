@@ -66,3 +66,13 @@ def test_what_is_not_in_normal_form_is_a_fault() -> None:
     with pytest.raises(InternalError):
         evaluate(outer(k, v), lambda _: torch.ones(3))
     assert evaluate(Symbol("x", SCALAR), lambda _: torch.tensor(2.0)).item() == 2.0
+
+
+def test_a_number_beside_a_column_has_no_device_of_its_own() -> None:
+    spec = parse(
+        "recurrence r\ninput a : [K]\ninput k : [K]\ninput v : [V]\ninput q : [K]\n"
+        "S_t = S_{t-1} + k_t v_t^T\no_t = S_t^T ((1 + a_t) .* q_t)\n"
+    )
+    tensors = {i.name: torch.empty(1, 2, 1, 4, device="meta") for i in spec.inputs}
+    o, _ = run_form(canonicalise(spec), tensors)
+    assert o.device.type == "meta"
