@@ -277,8 +277,9 @@ class _Emitter:
             f"{t} if save else {self.output}" if forward and t in only_saved else t for t in text.tensors
         )
         rest = "".join(f", {r}" for r in ratios)
+        more = ", SAVE=save" if "SAVE" in text.constants else ""
         if kernel.family == "prep":
-            return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest})"
+            return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest}{more})"
         if forward:
             first, last = "initial_state", "final_state"
         elif kernel.direction == "forward":
@@ -288,7 +289,6 @@ class _Emitter:
                 k.direction == "reverse" and k.split == "V" for k in self.plan.backward
             )
             first, last = "d_final_state", "d_initial_state" if v_split else "None"
-        more = ", SAVE=save" if "SAVE" in text.constants else ""
         return (
             f'call.walk({text.name}, "{kernel.split}", {tuple_text(map(repr, text.loads))}, {tensors}, '
             f"{first}, {last}, {scalars}{rest}{more})"
