@@ -14,7 +14,7 @@ from torch import Tensor
 from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
-from linalg_dsl.ops.states import FLOATING, check_states, unpack_states
+from linalg_dsl.ops.carried import FLOATING, check_states, unpack_states
 
 WIDEST = 512
 RESERVED = frozenset({"initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu", "max_seqlen"})

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from linalg_dsl.errors import ArgumentError
+from linalg_dsl.ops.carried import state_labels, unpack_states
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.reference import reference
-from linalg_dsl.ops.states import state_labels, unpack_states
 from linalg_dsl.planner.evaluate_form import run_form
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import RESERVED, BoundCall, bind, check_widths
 from linalg_dsl.ops.artefacts import Artefacts, Stages
+from linalg_dsl.ops.carried import pack_states, start_state, started
 from linalg_dsl.ops.library import Operator, register
 from linalg_dsl.ops.plan_view import Plan
 from linalg_dsl.ops.promises import check_promises
 from linalg_dsl.ops.reference import reference
-from linalg_dsl.ops.states import pack_states, start_state, started
 
 if TYPE_CHECKING:
     from linalg_dsl.ops.check import CheckReport

@@ -18,8 +18,8 @@ from torch import Tensor
 from linalg_dsl.codegen.cache import toolchain
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import axis_sizes, const_numbers
+from linalg_dsl.ops.carried import state_labels
 from linalg_dsl.ops.draw import draw, draw_state
-from linalg_dsl.ops.states import state_labels
 
 ENVIRONMENT_VARIABLE = "LINALG_DSL_SELFCHECK"
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 4e-2, torch.bfloat16: 4e-2}

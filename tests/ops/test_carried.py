@@ -12,8 +12,8 @@ from torch.library import opcheck
 from linalg_dsl.codegen.emit.names import ascii_identifier
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import Equation, RecurrenceSpec, State
+from linalg_dsl.ops.carried import pack_states, start_state, state_type, unpack_states
 from linalg_dsl.ops.library import register
-from linalg_dsl.ops.states import pack_states, start_state, state_type, unpack_states
 
 TWO_SUMS = """
 import torch
