@@ -10,7 +10,6 @@ other gates' is not small.
 from __future__ import annotations
 
 from linalg_dsl.codegen.schedule.kernel_plan import Axis, Boundary, Direction
-from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import contracted_axes
 from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
 
@@ -71,7 +70,7 @@ def _without_decay(plan: ChunkPlan, n: int) -> tuple[int, tuple[int, ...]]:
 def _pairs(
     builder: PlanBuilder, axis: Axis, written: list[tuple[int, int]], other: int
 ) -> tuple[tuple[int, int], ...]:
-    """(x, dx) along ``axis`` for every x^T z that a state gains, where ``other`` is what it is multiplied with."""
+    """(x, dx) along ``axis`` for every x^T z that a state gains; ``other`` is its factor in the term."""
     if axis == "K":
         return tuple((x, builder.read(z, other, con="V")) for x, z in written)
     return tuple((z, builder.read(x, other, con="K")) for x, z in written)

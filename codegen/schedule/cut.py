@@ -44,7 +44,7 @@ class _Cut:
         kernels_f = forward.kernels()
         kernels_b: list[Kernel] = []
         if "reverse" in self.facts.carry:
-            savable = self._savable(kernels_f)
+            savable = self._savable(kernels_f) | self._dear_scores(kernels_f)
             stored = {n for k in kernels_f for n in k.stores}
             backward = Phase(
                 self.facts, "bwd", gradients, "reverse", stored | savable, eager=False, savable=savable
@@ -75,6 +75,16 @@ class _Cut:
             if self.facts.token_value(n)
             and self.facts.depends[n] & FORWARD
             and not (k.split in self.facts.boundaries and self.nodes[n].op == "read")
+        )
+
+    def _dear_scores(self, kernels: list[Kernel]) -> frozenset[int]:
+        """Results of the forward's preps that cost far more than the [C, C] numbers that they are."""
+        return frozenset(
+            n
+            for k in kernels
+            if k.family == "prep"
+            for n in k.body
+            if self.nodes[n].op == "pick" and self.nodes[n].axes == ("t", "s")
         )
 
     def _buffers(self, forward: list[Kernel], backward: list[Kernel], extra: set[int]) -> tuple[Buffer, ...]:
@@ -122,10 +132,10 @@ class _Cut:
 
 
 def _with_stores(kernels: list[Kernel], extra: set[int]) -> list[Kernel]:
-    """The forward's walks, also writing what the backward wants of them."""
+    """The kernels of the forward, also writing what the backward wants of them."""
     out = []
     for kernel in kernels:
-        more = sorted(extra & set(kernel.body)) if kernel.family == "walk" else []
+        more = sorted(extra & set(kernel.body))
         extra = extra - set(more)
         out.append(replace(kernel, stores=(*kernel.stores, *more)) if more else kernel)
     return out

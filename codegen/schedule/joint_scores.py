@@ -145,7 +145,8 @@ def _form(n: int, node: Node, stage: _Stage) -> _Form:
         case "decayed_score":
             return _Form(read, x=node.args[0], y=node.args[1], nodes=[n])
         case "pair_gate":
-            return _Form(read, *node.args[:3], nodes=[n])
+            a, x, y, _ = node.args
+            return _Form(read, a, x, y, nodes=[n])
         case _:
             a, z, _ = node.args
             own = stage != "rest"

@@ -37,12 +37,13 @@ class Boundary:
     """How a gate gradient's boundary term is formed: Lambda_{C<-0} o S_0 o dS_C, summed over the axis other
     than ``axis``; Lambda is the product of ``total`` (along ``axis``, or one number) and ``others``.
 
-    Two walks that split ``axis`` meet in it, one of each direction; ``keeper`` is the direction of the earlier.
-    Exactly: the earlier keeps its state before every chunk, the later multiplies; ``exact`` says that nothing
-    less will do. Or carried: the earlier records, per chunk, the sum over tokens of x o dx of the pairs (x, dx)
-    that its own step adds (``starts`` of a forward walk, ``ends`` of a reverse one) and the norms of its state,
-    and the state itself at every 8th boundary; the later forms h = sum S o dS there, b = clamp(h - sum x o dx)
-    over its own pairs, and hands h = b + what was recorded on. Kernels have both ways; the launcher chooses.
+    Two walks that split ``axis`` meet in it, one of each direction; ``keeper`` is the direction of the
+    earlier. Exactly: the earlier keeps its state before every chunk, the later multiplies; ``exact`` says
+    that nothing less will do. Or carried: the earlier records, per chunk, the sum over tokens of x o dx of
+    the pairs (x, dx) that its own step adds (``starts`` of a forward walk, ``ends`` of a reverse one) and the
+    norms of its state, and the state itself at every 8th boundary; the later forms h = sum S o dS there,
+    b = clamp(h - sum x o dx) over its own pairs, and hands h = b + what was recorded on. Kernels have both
+    ways; the launcher chooses.
 
     ``cotangent``: dS_C as the chunk's step takes it, with the signs of a signed gate.
     """

@@ -122,7 +122,7 @@ class Phase:
     def _makeable(
         self, direction: Direction, split: str, available: set[int], wanted: set[int]
     ) -> set[int] | None:
-        """The wanted values that a walk can make (greatest fixed point over its carry); None: not even that."""
+        """The wanted values that a walk can make (greatest fixed point over its carry); None: no carry."""
         leaf, after = self.facts.carry[direction]
         known: dict[int, _Place] = {leaf: "walk"}
         if not self._place(after, split, available, known, eager=True):

@@ -35,8 +35,8 @@ def verify(plan: KernelPlan) -> None:
        a name of its own, and a later kernel reads it.
     10. ``saved`` are exactly the buffers that the forward stores and the backward reads; ``only_saved`` those
        of them that no forward kernel reads.
-    11. A boundary term is formed by two walks of the backward, one of each direction, which split its axis; the
-       keeper comes first, and each has at hand what it multiplies.
+    11. A boundary term is formed by two walks of the backward, one of each direction, which split its axis;
+       the keeper comes first, and each has at hand what it multiplies.
     """
     _verify_names(plan)
     stored: set[int] = set()
@@ -207,7 +207,8 @@ def _verify_boundaries(plan: KernelPlan, walks: list[Kernel]) -> None:
         kinds = [(k.direction, k.split, k in plan.backward) for k in pair]
         if kinds != [(boundary.keeper, axis, True), (other, axis, True)]:
             raise InternalError(
-                f"a boundary term takes a {boundary.keeper} and then a {other} walk, {axis}-split, of the backward"
+                f"a boundary term takes a {boundary.keeper} and then a {other} walk, {axis}-split, "
+                "of the backward"
             )
         if boundary.node not in sites:
             raise InternalError(f"the boundary term %{boundary.node} is no boundary_gate")

@@ -1,4 +1,4 @@
-"""Nothing in the schedule knows which axis of the state is erased or decays: plans turned over give the same."""
+"""Nothing in the schedule knows which axis of the state decays: plans turned over give the same."""
 
 from __future__ import annotations
 
