@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.names import Names
@@ -72,6 +72,8 @@ class _Walk:
     offsets: tuple[str, ...]
     state: str
     state_shape: str
+    state_offset: str
+    state_mask: str
     before_loop: tuple[str, ...]
     chunk_index: str
     body: tuple[str, ...]
@@ -104,7 +106,13 @@ class KernelPrinter:
         self.names = names
         self.state = "b_s"
         self.phases = phases(self.nodes, kernel) if kernel.family == "prep" else None
-        self.out = Statements(self.nodes, self._blocks(), names, needs_zero=self._needs_zero())
+        self.out = Statements(
+            self.nodes,
+            self._blocks(),
+            names,
+            needs_zero=self._needs_zero(),
+            turned=turned_axis(self.nodes, kernel),
+        )
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
         self.ratios: dict[str, None] = {}
@@ -146,7 +154,7 @@ class KernelPrinter:
             lines += term.behind()
         lines = without_unused([*self._row_lines(), *lines])
         self.out.lines = lines
-        shape = ", ".join(self._blocks()[a].length for a in ("K", "V"))
+        shape = ", ".join(self._blocks()[a].length for a in self.out.tile(("K", "V")))
         return render(
             "walk.py.jinja",
             _Walk(
@@ -159,6 +167,8 @@ class KernelPrinter:
                 offsets=self._offsets(),
                 state=self.state,
                 state_shape=shape,
+                state_offset=self.out.state_offset(),
+                state_mask=self.out.mask(("K", "V")),
                 before_loop=tuple(self.before),
                 chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",
                 body=tuple(lines),
@@ -310,7 +320,10 @@ class KernelPrinter:
             return f" + {place}", "m_t" if axes else ""
         offset = f"o_{wide.lower()}"
         if len(axes) == 2:
-            return f" + {place}[:, None] * {wide} + {offset}[None, :]", self.out.mask(axes)
+            rows, columns = (
+                ("[:, None]", "[None, :]") if self.out.tile(axes) == axes else ("[None, :]", "[:, None]")
+            )
+            return f" + {place}{rows} * {wide} + {offset}{columns}", self.out.mask(axes)
         return f" + {place} * {wide} + {offset}", self.out.mask(axes)
 
     def _row(self, expression: str, memory: Memory) -> str:
@@ -390,6 +403,15 @@ class KernelPrinter:
         owned = "K" if self.kernel.split == "V" else "V"
         order = "first to last" if self.kernel.direction == "forward" else "last to first"
         return f"One sequence, head and block of {self.kernel.split}: all of {owned}, chunks from {order}."
+
+
+def turned_axis(nodes: Sequence[Node], kernel: Kernel) -> str | None:
+    """The axis that stands first in a walk's tiles: the split one, unless a sum over tokens wants rows."""
+    split = kernel.split
+    by_rows = ("from_start", "to_end", "gate_sum", "decayed_scores", "decay_adjoints", "decay_applies")
+    if split and any(nodes[n].op in by_rows and split in nodes[n].axes for n in kernel.body):
+        return None
+    return split
 
 
 def without_unused(lines: list[str]) -> list[str]:
