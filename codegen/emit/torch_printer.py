@@ -466,12 +466,12 @@ class ChunkPrinter:
         if key not in self._inverses:
             r = range(len(system))
             if len(r) == 1:
-                one = self._let("inverse", self._helper("inverse", system[0][0], axes=("t", "s")))
+                one = self._let("ut", self._helper("inverse", system[0][0], axes=("t", "s")))
                 self._inverses[key] = [[one]]
             else:
                 self.used |= {"interleave", "inverse", "blocks"}
                 whole = self._interleaved(system)
-                made = [[self.names.unique(f"inverse_{i + 1}{k + 1}") for k in r] for i in r]
+                made = [[self.names.unique(f"ut_{i + 1}{k + 1}") for k in r] for i in r]
                 names = ", ".join(f"({', '.join(row)})" for row in made)
                 self.lines.append(f"{names} = blocks(inverse({whole.code}), {len(r)})")
                 self._inverses[key] = [[Text(n, ATOM, ("t", "s")) for n in row] for row in made]
@@ -484,6 +484,8 @@ class ChunkPrinter:
             some = next(b.code for row in system for b in row if b.number != 0)
             zero = f"torch.zeros_like({some})"
             rows = [", ".join(zero if b.number == 0 else b.code for b in row) for row in system]
+            if sum(map(len, rows)) > _LINE_LIMIT:
+                rows = [f"*{self._let('row', Text(f'[{row}]')).code}" for row in rows]
             blocks = ", ".join(f"[{row}]" for row in rows)
             self._wholes[key] = self._let("systems", call("interleave", f"[{blocks}]", axes=("t", "s")))
         return self._wholes[key]

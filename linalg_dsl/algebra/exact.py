@@ -148,7 +148,7 @@ class Value:
 
     def exp(self) -> Value:
         """The product over terms: exp(c x) is the atom exp(x) to the power c; of a reset it is 0."""
-        if self.terms.get(ONE, 0) <= RESET:
+        if float(self.terms.get(ONE, 0)) <= RESET:
             return Value.number(0)
         result = Value.number(1)
         for term, c in self.terms.items():
@@ -209,7 +209,7 @@ class Value:
         for atom, e in term:
             if atom.kind == "side":
                 found = found * _of(atom)
-            elif not atom.positive and e % 2:
+            elif not atom.positive and atom.kind != "relu" and e % 2:
                 found = found * _of(_atom("side", _of(atom)))
         return found
 

@@ -102,12 +102,20 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
 
 
 def classify(rec: Recurrence) -> str:
-    """``linear``, ``scalar gate`` or ``diagonal gate``, and ``+ rank r`` where something is erased."""
-    gate = {"none": "linear", "scalar": "scalar gate", "channel": "diagonal gate"}[rec.decay.kind]
-    if rec.value_decay.kind != "none":
-        gate = "separable gate"
-    found = f"{gate} + rank {rec.r}" if rec.r else gate
-    return found + (" on the value side" if rec.axis == "V" else "")
+    """``linear``, ``scalar gate``, ``diagonal gate`` or ``separable gate``, ``signed`` where it may be
+    negative, ``+ rank r`` where something is erased, ``on the value side`` where that is along V.
+
+    Where nothing of the past is kept but what is erased, ``pure rank r``.
+    """
+    side = " on the value side" if rec.axis == "V" else ""
+    if rec.keeps_nothing:
+        return f"pure rank {rec.r}{side}" if rec.r else "no memory"
+    kind = rec.decay.kind if rec.value_decay.kind == "none" else "separable"
+    signed = "signed " if rec.decay.signed or rec.value_decay.signed else ""
+    gate = signed + {"none": "linear", "scalar": "scalar gate", "channel": "diagonal gate"}.get(
+        kind, f"{kind} gate"
+    )
+    return (f"{gate} + rank {rec.r}" if rec.r else gate) + side
 
 
 def verify_canonical(canonical: CanonicalRecurrence) -> None:

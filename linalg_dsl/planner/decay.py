@@ -42,7 +42,7 @@ def take_decay(terms: Sequence[DiagonalTerm], spec: RecurrenceSpec, normaliser: 
     """The product of all gates on S_{t-1}; raises DslError if it is no product of one factor per axis."""
     factors, other, span = _gather(terms, normaliser)
     if factors.coefficient == 0:
-        nothing = Decay("scalar", Number(Fraction(RESET)))
+        nothing = Decay("scalar", Number(Fraction(str(RESET))))
         return FoundDecay(nothing, Decay(), Factors(Fraction(0)), (), span)
     decay, value_decay = _decay(factors, spec), _decay(Factors(vectors=other), spec)
     return FoundDecay(decay, value_decay, factors, other, span)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from linalg_dsl.algebra.expr import ZERO, Expr
+from linalg_dsl.algebra.expr import RESET, ZERO, Expr, Number
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.source import Span
@@ -51,6 +51,13 @@ class Decay:
     log: Expr = ZERO
     signed: tuple[Expr, ...] = ()
     """Factors that may be negative; what is 0 counts as positive, its size is in ``log``."""
+
+    @property
+    def is_zero(self) -> bool:
+        return isinstance(self.log, Number) and float(self.log.value) <= RESET
+
+    def show_log(self) -> str:
+        return "-inf" if self.is_zero else show_expr(self.log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,11 @@ class Recurrence:
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property
+    def keeps_nothing(self) -> bool:
+        """Whether the decay is 0: a transition of low rank alone."""
+        return self.decay.is_zero
+
+    @property
     def output_axis(self) -> Axis:
         return "K" if self.reads[0].axis == "V" else "V"
 
@@ -112,7 +124,7 @@ class Recurrence:
         lines = [line + (f"(W_t + Σ_t U_t),  U_t = B_tᵀ ({erased})" if self.erase else "W_t")]
         for decay, name in ((self.decay, "D"), (self.value_decay, "D'")):
             if decay.kind != "none":
-                lines.append(f"  log {name} ({decay.kind}) = {show_expr(decay.log)}")
+                lines.append(f"  log {name} ({decay.kind}) = {decay.show_log()}")
             if decay.signed:
                 signs = ", ".join(show_expr(x) for x in decay.signed)
                 lines.append(f"  {name} has the signs of {signs}")
