@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue_sets import IN_DEPTH
 from kernel_cases import TEXTS, assert_close, case, errors, short_operand_errors
 from torch import Tensor
 
