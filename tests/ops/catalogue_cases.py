@@ -121,7 +121,8 @@ def make_call(
     for state in spec.states:
         shape = (B, H, *(d if isinstance(d, int) else int(sizes[d]) for d in state.dims))
         value = torch.randn(shape, generator=generator, dtype=torch.float64)
-        states[state.name] = STARTS.get(name, {}).get(state.name, lambda x: x)(value)
+        fit = STARTS.get(name, {}).get(state.name)
+        states[state.name] = value if fit is None else fit(value)
     return Call(
         name,
         {n: x.clone().requires_grad_() for n, x in tensors.items()},

@@ -90,5 +90,6 @@ def run_loop(
             for name, values in ends.items():
                 values.append(getattr(past, name))
     o = torch.stack([torch.stack(read) for read in outputs])
-    o = o.unflatten(0, (batch, heads)).transpose(1, 2)
-    return o, {name: torch.stack(values).unflatten(0, (batch, heads)) for name, values in ends.items()}
+    o = o.reshape(batch, heads, *o.shape[1:]).transpose(1, 2)
+    finals = {name: torch.stack(values) for name, values in ends.items()}
+    return o, {name: x.reshape(batch, heads, *x.shape[1:]) for name, x in finals.items()}
