@@ -24,6 +24,7 @@ from linalg_dsl.codegen.emit.signature import (
     sized,
     tuple_text,
 )
+from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.cut import cut
@@ -137,7 +138,7 @@ class _Emitter:
             reserved=(
                 "call", "tensors", "consts", "cu_seqlens", "dry", "save", "residuals",
                 "initial_state", "initial_states", "final_state", "final_states", "output_final_state",
-                "d_o", "d_state", "d_finals", "d_final_state", "d_initial_state", "norms", "starts", "marks",
+                "d_o", "d_state", "d_finals", "d_final_state", "d_initial_state", *boundary_tensors(plan),
             )
         )  # fmt: skip
         self.inputs = {i.name: names.unique(i.name) for i in self.spec.inputs}
@@ -158,12 +159,8 @@ class _Emitter:
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
         key, value = axis_source(spec, "K"), axis_source(spec, "V")
         saved = [b for b in plan.buffers if b.saved]
-        boundary = next((k.boundary for k in plan.backward if k.boundary), None)
-        extra = (
-            "marks = call.marks()",
-            'norms = call.buffer("K", False)',
-            'starts = call.buffer("K", False)',
-        )
+        boundaries = [k.boundary for k in plan.backward if k.boundary]
+        extra = boundary_tensors(plan)
         numbers = dict(self.canonical.consts)
         dims = sized(output_dims(spec), numbers)
         used = frozenset().union(*(p.library for p in printed.values()))
@@ -203,7 +200,7 @@ class _Emitter:
                         for i, d in self.gradients.items()
                         if self._has_gradient(i)
                     ),
-                    *(extra if boundary else ()),
+                    *(f"{name} = {made}" for name, made in extra.items()),
                 ),
                 backward_launches=tuple(self._launch(printed[k.name]) for k in plan.backward),
                 gradients=tuple(self._gradient(i, memory) for i in self.gradients),
@@ -218,7 +215,7 @@ class _Emitter:
                 decay=repr(self.rec.decay.kind),
                 rank=self.rec.r,
                 segment=SEGMENT,
-                exact=bool(boundary and boundary.exact) or self.invariant,
+                exact=any(b.exact for b in boundaries) or self.invariant,
                 invariant=self.invariant,
                 table=table_functions(),
             ),
@@ -296,10 +293,12 @@ class _Emitter:
             f"{t} if save else {self.output}" if forward and t in only_saved else t for t in text.tensors
         )
         rest = "".join(f", {r}" for r in ratios)
+        more = ", SAVE=save" if "SAVE" in text.constants else ""
         if kernel.family == "prep":
-            return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest})"
+            return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest}{more})"
         if forward:
-            first, last = "initial_state", "final_state"
+            final = kernel is [k for k in self.plan.forward if k.family == "walk"][-1]
+            first, last = "initial_state", "final_state" if final else "None"
         elif kernel.direction == "forward":
             first, last = "initial_state", "None"
         else:
@@ -307,7 +306,6 @@ class _Emitter:
                 k.direction == "reverse" and k.split == "V" for k in self.plan.backward
             )
             first, last = "d_final_state", "d_initial_state" if v_split else "None"
-        more = ", SAVE=save" if "SAVE" in text.constants else ""
         return (
             f'call.walk({text.name}, "{kernel.split}", {tuple_text(map(repr, text.loads))}, {tensors}, '
             f"{first}, {last}, {scalars}{rest}{more})"

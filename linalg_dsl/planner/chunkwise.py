@@ -8,6 +8,8 @@ for S with the axis of L, B and the decay first, K or V. A read along the other 
 O = (Lambda o G) L with G = score(Q, Z). Every axis has a decay of its own: one of the axis that a product
 sums over stands in its score, one of the axis that is left is applied to the result.
 
+Where W = Sigma Y the solve is for U + Y (planner.residual), with R + Y in place of R and W = 0.
+
 Every value is one [C, .] block per column of L, W, B (m and r of them), so a zero column of W or a
 constant in Sigma costs nothing.
 """
@@ -17,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from linalg_dsl.algebra.expr import Expr
+from linalg_dsl.algebra.expr import ZERO, Expr
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.elementwise import TokenExpressions
 from linalg_dsl.planner.form import CanonicalRecurrence, Decay, Read, Recurrence
 from linalg_dsl.planner.ops import OTHER
 from linalg_dsl.planner.plan import ChunkPlan, PlanBuilder
+from linalg_dsl.planner.residual import as_residuals
 
 
 def derive(canonical: CanonicalRecurrence) -> ChunkPlan:
@@ -89,15 +92,23 @@ class _Derivation:
         b = self.b
         return b.label(b.tokens(self.token(expr)), label)
 
+    def _column(self, expr: Expr, label: str = "") -> int:
+        """[t, D] along the axis of the written rows, or the number 0."""
+        b = self.b
+        node = self.token(expr)
+        if b.value_of(node) == 0:
+            return node
+        return self._signed(b.label(b.tokens(node), label), OTHER[self.rec.axis], scalar=False)
+
     def _written(self, left: Sequence[int], state: int) -> list[int]:
         """Z_1..Z_m."""
         b, rec = self.b, self.rec
         own, other = rec.axis, OTHER[rec.axis]
-        fixed = [self.token(x) for x in rec.written]
-        fixed = [
-            x if b.value_of(x) == 0 else self._signed(b.label(b.tokens(x), f"w_{j}"), other, scalar=False)
-            for j, x in enumerate(fixed, 1)
-        ]
+        given: tuple[Expr, ...] = (ZERO,) * rec.r
+        written = rec.written
+        if rec.erase:
+            given, written = as_residuals(rec.written, rec.sigma)
+        fixed = [self._column(x, f"w_{j}") for j, x in enumerate(written, 1)]
         if not rec.erase:
             return fixed
         sigma = [[self.token(x) for x in row] for row in rec.sigma]
@@ -109,7 +120,8 @@ class _Derivation:
             columns = enumerate(left, 1)
             scores.append([self._score(erase, x, rec.erase_read, f"g_b{i}{j}") for j, x in columns])
             past = b.read(self._from_start(erase, own, exclusive), state, con=own)
-            right.append(self._from_start(past, other, False, scalar=False))
+            past = self._from_start(past, other, False, scalar=False)
+            right.append(b.add(past, self._column(given[i - 1])))
         z, _ = b.solve(scores, sigma, fixed, right, self.wide.get(other))
         return [b.label(x, f"z_{j}") for j, x in enumerate(z, 1)]
 
