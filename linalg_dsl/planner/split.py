@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from linalg_dsl.algebra.expr import Expr, Symbol, transpose
+from linalg_dsl.algebra.expr import Expr, Symbol, mul, transpose
 from linalg_dsl.algebra.rules import is_matrix
-from linalg_dsl.algebra.traverse import mentions, scalars_first, symbols, transform
-from linalg_dsl.errors import DslError, InternalError
+from linalg_dsl.algebra.traverse import scalars_first, symbols, transform
+from linalg_dsl.errors import DslError
 from linalg_dsl.language.graph import components
 from linalg_dsl.language.names import LONGEST, RESERVED, ascii_name
-from linalg_dsl.language.spec import Equation, RecurrenceSpec, State
+from linalg_dsl.language.spec import Equation, RecurrenceSpec
 from linalg_dsl.planner.stage_spec import StageMaker
-from linalg_dsl.planner.stages import Shift, Stages, Step, TokenStep, single, verify
+from linalg_dsl.planner.stages import Shift, Stages, Step, single, verify
 from linalg_dsl.planner.state_reads import ReadFinder, WholeRead, is_linear
 
 Component = frozenset[str]
@@ -74,17 +74,17 @@ def _collect(
 ) -> list[tuple[Component, Expr]]:
     """The reads of other components in an expression, those in the queries of reads included."""
     found: list[tuple[Component, Expr]] = []
-    todo = [(expr, own)]
-    while todo:
-        value, reader = todo.pop()
+    states = {s.name for s in spec.states}
 
-        def take(read: Expr, state: str) -> Expr:
-            owner = next(g for g in groups if state in g)
-            found.append((owner, read))
-            todo.append((read, owner))
-            return Symbol(f"read {len(found)}", read.shape)
+    def take(read: Expr, state: str) -> Expr:
+        owner = next(g for g in groups if state in g)
+        beside = {s.name for s in symbols(read)} & states - owner
+        if beside:  # tanh(A + B)ᵀ q
+            raise WholeRead(min(beside))
+        found.append((owner, read))
+        return Symbol(f"the value of {scalars_first(read)!r}", read.shape)
 
-        ReadFinder({s.name for s in spec.states} - reader, reader, take).replace(value)
+    ReadFinder(states - own, own, take).replace(expr)
     return found
 
 
@@ -243,16 +243,16 @@ class _Splitter:
         query = next((i for i in self.spec.inputs if i.timed and i.dims == state.dims[:1]), None)
         if query is None:
             raise DslError.single("E970", f"nothing reads the state {state.name}", state.span)
-        return transpose(Symbol(state.name, state.shape)) @ query if False else _contract(state, query.name)
+        return mul((transpose(Symbol(state.name, state.shape)), Symbol(query.name, query.shape)))
 
 
 class _Names:
     """Names of values: none that the spec has, also not by another spelling."""
 
     def __init__(self, spec: RecurrenceSpec) -> None:
-        declared = [*spec.inputs, *spec.consts, *spec.states]
-        self.taken = {ascii_name(d.name) for d in declared} | set(RESERVED)
         self.states = {s.name for s in spec.states}
+        declared = {i.name for i in spec.inputs} | {c.name for c in spec.consts} | self.states
+        self.taken = {ascii_name(n) for n in declared} | set(RESERVED)
         self.used: set[str] = set()
 
     def unique(self, wanted: str) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from linalg_dsl.algebra.expr import Dim, Expr, Identity, Number, Product, Symbol, mul
-from linalg_dsl.algebra.rules import BIG_DIMS, is_matrix, is_small, split_inner_products
+from linalg_dsl.algebra.expr import Dim, Expr, Identity, Product, Symbol, mul
+from linalg_dsl.algebra.rules import BIG_DIMS, is_small, split_inner_products
 from linalg_dsl.algebra.traverse import mentions, rebuild, symbols, transform, walk
 from linalg_dsl.errors import DslError
 from linalg_dsl.language.names import LONGEST
-from linalg_dsl.language.printer import default_range
 from linalg_dsl.language.spec import Const, Equation, Input, Interval, RecurrenceSpec, State
 from linalg_dsl.planner.stages import Stage, Step, TokenStep
 
@@ -59,7 +58,10 @@ class StageMaker:
         equations = [replace(e, value=hoist.lift(e.value)) for e in (*updates, output)]
         used = {s.name for e in equations for s in symbols(e.value)}
         inputs = [v for v in self.values.values() if v.name in used]
-        shown = {d for v in (*inputs, *states) for d in v.dims if isinstance(d, str)}
+        if not any(v.timed for v in inputs):  # something must say how many tokens there are
+            inputs.insert(0, min((i for i in self.spec.inputs if i.timed), key=lambda i: len(i.dims)))
+        all_dims = [*(v.dims for v in inputs), *(s.dims for s in states)]
+        shown = {d for dims in all_dims for d in dims if isinstance(d, str)}
         rename = _Renaming({a: b for a, b in axes.items() if a in shown or a in BIG_DIMS})
         spec = RecurrenceSpec(
             self._stage_name(states),
@@ -91,17 +93,17 @@ class StageMaker:
                     _claim(axes, dim, str(wanted), state)
         used = [self.values[n] for n in self._value_names(equations)]
         rows = {v.dims[0] for v in used if len(v.dims) == 2 and is_small(v.dims[0])}
-        vectors = [d for v in (*states, *used) for d in v.dims if isinstance(d, str) and d not in rows]
+        all_dims = [*(s.dims for s in states), *(v.dims for v in used)]
+        vectors = [d for dims in all_dims for d in dims if isinstance(d, str) and d not in rows]
         for dim in dict.fromkeys(vectors):  # big axes first take the place of their own name
             if dim in BIG_DIMS and dim not in axes and dim not in axes.values():
                 axes[dim] = dim
         for dim in dict.fromkeys(vectors):
             free = [b for b in BIG_DIMS if b not in axes.values()]
-            if dim not in axes and free and not (dim in BIG_DIMS):
+            if dim not in axes and free and dim not in BIG_DIMS:
                 axes[dim] = free[0]
-        for dim in rows:
-            if isinstance(dim, str):
-                axes.setdefault(dim, dim)
+        for dim in (d for v in used for d in v.dims if isinstance(d, str) and is_small(d)):
+            axes.setdefault(dim, dim)  # unrolled
         return axes
 
     def _value_names(self, equations: Iterable[Equation]) -> list[str]:
@@ -140,21 +142,31 @@ class _Hoist:
     def lift(self, expr: Expr) -> Expr:
         if not self._strange(expr):
             return expr
-        if not mentions(expr, lambda s: s.name in self.states) and self._fits(expr):
-            return self._step(expr)
-        match expr:
-            case Product(factors):
-                scalars, chain = split_inner_products(factors)
-                if len(scalars) + len(chain) > 1:
-                    return mul(self.lift(f) for f in (*scalars, *chain))
-            case Symbol(name=name):
-                raise DslError.single(
-                    "E970",
-                    f"{name} has an axis that the state {min(self.states)} lacks, and nothing reduces it "
-                    "before it meets the state",
-                    expr.span,
-                )
-        return rebuild(expr, [self.lift(c) for c in expr.children])
+        parts: tuple[Expr, ...] = expr.children
+        if isinstance(expr, Product):
+            parts = self._factors(expr)
+        if parts and all(self._fits(p) for p in parts):
+            lifted = [self.lift(p) for p in parts]
+            return mul(lifted) if isinstance(expr, Product) else rebuild(expr, lifted)
+        if not self._fits(expr) or mentions(expr, lambda s: s.name in self.states):
+            raise DslError.single(
+                "E970",
+                f"this has an axis that the state {min(self.states)} lacks, and nothing reduces it before it "
+                "meets the state",
+                expr.span,
+            )
+        return self._step(expr)
+
+    def _factors(self, expr: Product) -> tuple[Expr, ...]:
+        """Inner products, and the chain with factors joined across axes that the stage lacks."""
+        scalars, chain = split_inner_products(expr.factors)
+        joined: list[Expr] = []
+        for factor in chain:
+            if joined and not self._fits(joined[-1]):
+                joined[-1] = mul((joined[-1], factor))
+            else:
+                joined.append(factor)
+        return (*scalars, *joined) if len(scalars) + len(joined) > 1 else expr.factors
 
     def _strange(self, expr: Expr) -> bool:
         """Whether something in it has another axis, or is a const that depends on one."""
@@ -170,6 +182,10 @@ class _Hoist:
                 return True
 
     def _fits(self, expr: Expr) -> bool:
+        """Whether the stage has its axes; an input cannot have the axes [V, K]."""
+        value = self.maker.values.get(expr.name) if isinstance(expr, Symbol) else None
+        if value is not None and [self.axes.get(str(d)) for d in value.dims] == ["V", "K"]:
+            return False
         return all(isinstance(d, int) or d in self.axes for d in expr.shape)
 
     def _step(self, expr: Expr) -> Symbol:
@@ -190,12 +206,7 @@ class _Renaming:
         return tuple(self.axes.get(d, d) if isinstance(d, str) else d for d in dims)
 
     def input(self, decl: Input) -> Input:
-        dims = self.dims(decl.dims)
-        if len(dims) == 2 and dims[0] == "V":
-            raise DslError.single(
-                "E970", f"{decl.name} would have the axes [V, {dims[1]}] in its stage", decl.span
-            )
-        return replace(decl, dims=dims)
+        return replace(decl, dims=self.dims(decl.dims))
 
     def equation(self, equation: Equation) -> Equation:
         return replace(equation, value=self.expr(equation.value))
@@ -210,7 +221,7 @@ class _Renaming:
             case Symbol(name=name, time=None) if name in self.axes and node.is_scalar:
                 return replace(node, name=self.axes[name])
             case Symbol(dims=(rows, cols)):
-                return replace(node, dims=(*self.dims((rows,)), *self.dims((cols,))))
+                return replace(node, dims=(self.dims((rows,))[0], self.dims((cols,))[0]))
             case _:
                 return node
 

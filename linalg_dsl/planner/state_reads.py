@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from linalg_dsl.algebra.expr import (
     Call,
+    Diag,
     Expr,
     Hadamard,
     Product,
@@ -28,8 +29,8 @@ from linalg_dsl.algebra.traverse import mentions, rebuild, walk
 Take = Callable[[Expr, str], Expr | None]
 """Gets a read (a column or a scalar) and the state that is read; gives what stands for it in the reader.
 
-The queries in a read may hold further states. None, for the inner product of a vector state, asks for the
-state as it stands to be taken instead.
+No other state stands in a read: what its query reads has been taken before. None, for the inner product of
+a vector state, asks for the state as it stands to be taken instead.
 """
 
 
@@ -68,11 +69,11 @@ class ReadFinder:
     # -- products -----------------------------------------------------------------------------------
     def _product(self, factors: tuple[Expr, ...]) -> Expr:
         for i, factor in enumerate(factors):
-            if isinstance(factor, Sum) and is_matrix(factor.shape) and self._foreign_in(factor):
+            if isinstance(factor, Sum) and self._matrix_in(factor):
                 spread = (mul((*factors[:i], t, *factors[i + 1 :])) for t in factor.terms)
                 return self.replace(add(spread))
         for i, factor in enumerate(factors):
-            if is_matrix(factor.shape) and self._foreign_in(factor):
+            if self._matrix_in(factor):
                 return self.replace(self._contracted(factors, i))
         for i, factor in enumerate(factors):
             if _is_vector(factor) and self._foreign_in(factor):
@@ -93,7 +94,7 @@ class ReadFinder:
         span = chosen[-1] if straight else chosen[0]
         first, last = span
         scalars = [f for f in factors[first : last + 1] if f.is_scalar]
-        chain = mul(f for f in factors[first : last + 1] if not f.is_scalar)
+        chain = self._chain(factors, span, at)
         turned = chain.shape[0] == 1
         read = self.take(transpose(chain) if turned else chain, state)
         if read is None:
@@ -107,8 +108,7 @@ class ReadFinder:
             return None
         first, last = span
         scalars = [f for f in factors[first : last + 1] if f.is_scalar]
-        state = min(self._names(factors[at]))
-        read = self.take(mul(f for f in factors[first : last + 1] if not f.is_scalar), state)
+        read = self.take(self._chain(factors, span, at), min(self._names(factors[at])))
         return None if read is None else mul((*factors[:first], *scalars, read, *factors[last + 1 :]))
 
     # -----------------------------------------------------------------------------------------------
@@ -118,8 +118,21 @@ class ReadFinder:
             raise WholeRead(symbol.name)
         return read
 
+    def _chain(self, factors: tuple[Expr, ...], span: tuple[int, int], at: int) -> Expr:
+        """The read of the state in factor ``at``; what else is read in its query is replaced."""
+        part = [(i, factors[i]) for i in range(span[0], span[1] + 1) if not factors[i].is_scalar]
+        return mul(f if i == at else self.replace(f) for i, f in part)
+
     def _names(self, expr: Expr) -> frozenset[str]:
         return frozenset(x.name for x in walk(expr) if isinstance(x, Symbol) and x.name in self.foreign)
+
+    def _matrix_in(self, expr: Expr) -> bool:
+        """Whether a foreign matrix state makes the matrix what it is, not only a vector inside of it."""
+        if not is_matrix(expr.shape) or isinstance(expr, Diag):
+            return False
+        if isinstance(expr, Symbol):
+            return expr.name in self.foreign
+        return any(self._matrix_in(c) for c in expr.children)
 
     def _foreign_in(self, expr: Expr) -> bool:
         return mentions(expr, lambda s: s.name in self.foreign)
