@@ -86,7 +86,7 @@ STARTS: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
 class Call:
     """Inputs and what is carried into the call, all of which want gradients.
 
-    ``states`` follows ``spec.carried``: the states, then the tokens before of inputs that a rule looks back to.
+    ``states`` follows ``spec.carried``: the states, then the token before of inputs that are looked back to.
     """
 
     name: str
