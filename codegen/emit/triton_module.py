@@ -310,7 +310,7 @@ def library_functions(wanted: Iterable[str]) -> tuple[str, ...]:
 @functools.cache
 def _library() -> tuple[Mapping[str, str], Mapping[str, tuple[str, ...]]]:
     text = template_text("tile_library.py")
-    functions = _functions(text)
+    functions = functions_of(text)
     calls = {
         name: tuple(
             n.func.id
@@ -331,7 +331,7 @@ def table_functions() -> tuple[str, ...]:
     return tuple(_functions(Path(table.__file__).read_text(encoding="utf-8")).values())
 
 
-def _functions(text: str) -> dict[str, str]:
+def functions_of(text: str) -> dict[str, str]:
     """The source of each function of a module, decorators included."""
     lines = text.splitlines()
     out = {}

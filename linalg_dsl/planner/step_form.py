@@ -79,9 +79,7 @@ class _Derivation:
         self.constants = constants
         self.kept = kept
         self.past = {
-            s.name: self.b.add_node(
-                "carry", (), state_axes(s.dims), s.name, name=s.name, direction="forward"
-            )
+            s.name: self.b.add_node("carry", (), state_axes(s.dims), s.name, name=s.name, direction="forward")
             for s in spec.states
         }
         self.next: dict[str, int] = {}
