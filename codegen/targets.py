@@ -151,8 +151,9 @@ def launches(
             tensors.append(torch.empty(shape, dtype=kind if wide else torch.float32, device="meta"))
         state = torch.empty((batch, heads, key, value), dtype=torch.float32, device="meta")
         consts = (1.0,) * len(module.CONSTS)
-        o, final, residuals = module.forward(tuple(tensors), state, consts, None, True, True)
-        module.backward(tuple(tensors), state, consts, None, residuals, torch.empty_like(o), final)
+        given = (tuple(tensors), (state,) * len(module.STATES), consts, None)
+        o, finals, residuals = module.forward(*given, True, True)
+        module.backward(*given, residuals, torch.empty_like(o), finals)
     return found
 
 

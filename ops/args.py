@@ -14,8 +14,8 @@ from torch import Tensor
 from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
+from linalg_dsl.ops.carried import FLOATING, check_states, unpack_states
 
-FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WIDEST = 512
 RESERVED = frozenset({"initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu", "max_seqlen"})
 """Keyword arguments of every call, so no input, param or const may have such a name."""
@@ -23,17 +23,20 @@ RESERVED = frozenset({"initial_state", "output_final_state", "cu_seqlens", "cu_s
 
 @dataclass(frozen=True)
 class BoundCall:
-    """One call, checked: the tensors in declaration order, and the consts given, sorted by name."""
+    """One call, checked: the tensors in declaration order, the consts given, sorted by name, one initial
+    state or None per state, and the sizes B, T, H, N and of every axis of a tensor."""
 
     tensors: tuple[Tensor, ...]
     consts: tuple[tuple[str, float], ...]
+    initials: tuple[Tensor | None, ...]
+    sizes: Mapping[str, int]
 
 
 def bind(
     spec: RecurrenceSpec,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    initial_state: Tensor | None,
+    initial_state: Any,
     cu_seqlens: Tensor | None,
 ) -> BoundCall:
     """Matches arguments to declarations and checks shapes, head counts, types and devices.
@@ -61,9 +64,24 @@ def bind(
     sizes |= {"B": first.shape[0], "T": first.shape[1], "H": heads, "N": first.shape[0]}
     if cu_seqlens is not None:
         sizes["N"] = _check_offsets(spec, cu_seqlens, first)
-    if initial_state is not None:
-        _check_state(spec, initial_state, sizes, first)
-    return BoundCall(tensors, consts)
+    sizes |= _state_sizes(spec, sizes, consts)
+    initials = unpack_states(spec, initial_state)
+    check_states(spec, initials, sizes, first)
+    return BoundCall(tensors, consts, initials, sizes)
+
+
+def _state_sizes(
+    spec: RecurrenceSpec, sizes: Mapping[str, int], given: Sequence[tuple[str, float]]
+) -> dict[str, int]:
+    """The sizes of states' axes that no tensor has: consts that are plain numbers."""
+    plain = {c.name: float(c.value.value) for c in spec.consts if isinstance(c.value, Number)}
+    numbers = plain | dict(given)
+    return {
+        d: int(numbers[d])
+        for s in spec.states
+        for d in s.dims
+        if isinstance(d, str) and d not in sizes and d in numbers
+    }
 
 
 def axis_sizes(spec: RecurrenceSpec, tensors: Sequence[Tensor]) -> dict[str, int]:
@@ -185,22 +203,6 @@ def _check_offsets(spec: RecurrenceSpec, cu_seqlens: Any, first: Tensor) -> int:
     if cu_seqlens.device != first.device:
         raise ArgumentError(f"{spec.name}: cu_seqlens is on {cu_seqlens.device}, expected {first.device}")
     return cu_seqlens.shape[0] - 1
-
-
-def _check_state(spec: RecurrenceSpec, state: Any, sizes: Mapping[str, int], first: Tensor) -> None:
-    where = f"{spec.name}: initial_state"
-    if not isinstance(state, Tensor) or state.dtype not in FLOATING:
-        kind = state.dtype if isinstance(state, Tensor) else type(state).__name__
-        raise ArgumentError(f"{where} must be a floating-point tensor, got {kind}")
-    dims = spec.states[0].dims
-    expected = (sizes["N"], sizes["H"], *(d if isinstance(d, int) else sizes.get(d, -1) for d in dims))
-    if tuple(state.shape) != expected:
-        raise ArgumentError(
-            f"{where} must be [N, H, {', '.join(map(str, dims))}] = {expected}, "
-            f"got shape {tuple(state.shape)}"
-        )
-    if state.device != first.device:
-        raise ArgumentError(f"{where} is on {state.device}, expected {first.device} like the inputs")
 
 
 def _number(expr: Expr, scope: Mapping[str, float]) -> float:

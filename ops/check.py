@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from linalg_dsl.errors import ArgumentError
+from linalg_dsl.ops.carried import state_labels, unpack_states
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.evaluate_form import run_form
@@ -134,16 +135,19 @@ def run_check(
         spec, B, T, H, K, V, dtype=dtype, seed=seed, gates=gates, heads=heads, consts=consts, device=where
     )
     state_type = torch.float64 if dtype == torch.float64 else torch.float32
-    (initial,) = draw_state(spec, N, H, K, V, dtype=state_type, seed=seed, device=where)
-    leaves = {n: x.requires_grad_() for n, x in {**tensors, "initial_state": initial}.items()}
-    options: dict[str, Any] = {"initial_state": initial, "output_final_state": True, "cu_seqlens": offsets}
+    drawn = draw_state(spec, N, H, K, V, dtype=state_type, seed=seed, device=where)
+    initials = dict(zip(state_labels(spec, "initial_state"), drawn, strict=True))
+    leaves = {n: x.requires_grad_() for n, x in {**tensors, **initials}.items()}
+    options: dict[str, Any] = {"initial_state": drawn, "output_final_state": True, "cu_seqlens": offsets}
     options |= consts or {}
-    o, state = op(*tensors.values(), **options)
-    weights = _cotangents(o, state, seed)
+    o, last = op(*tensors.values(), **options)
+    outcome = (o, *unpack_states(spec, last))
+    weights = _cotangents(outcome, seed)
     wanted, grads = reference_results(op, leaves, weights, cu_seqlens, consts)
-    found = torch.autograd.grad((o, state), list(leaves.values()), weights)
+    found = torch.autograd.grad(outcome, list(leaves.values()), weights)
     backend = op.backend_for(where.type, dtype == torch.float64)
-    results = {"o": (o, wanted[0]), "final state": (state, wanted[1])}
+    labels = ("o", *state_labels(spec, "final state"))
+    results = dict(zip(labels, zip(outcome, wanted, strict=True), strict=True))
     results |= {f"d {n}": (got, want) for n, got, want in zip(leaves, found, grads, strict=True)}
     scale = max((g.norm().item() for g in grads), default=0.0)
 
@@ -154,19 +158,16 @@ def run_check(
 
     rows = [row(name, got) for name, (got, _) in results.items()]
     if dtype != torch.float64 and not all(r.ok for r in rows):
-        if dtype == torch.float32:
-            (short_o, short_state), short_grads = reference_results(
-                op, leaves, weights, cu_seqlens, consts, torch.float32
-            )
+        if dtype == torch.float32 or len(spec.states) > 1:
+            values, short_grads = reference_results(op, leaves, weights, cu_seqlens, consts, torch.float32)
+            short = [*values, *short_grads]
         else:
-            short_o, short_state, *short_grads = short_operand_results(
-                op, leaves, weights, dtype, cu_seqlens, consts
-            )
-        yardstick = dict(zip(results, (short_o, short_state, *short_grads), strict=True))
+            short = short_operand_results(op, leaves, weights, dtype, cu_seqlens, consts)
+        yardstick = dict(zip(results, short, strict=True))
         for i, failed in enumerate(rows):
             if not failed.ok:
-                short = row(failed.name, yardstick[failed.name])
-                rows[i] = replace(failed, conditioning=(short.l2, short.largest))
+                rounded = row(failed.name, yardstick[failed.name])
+                rows[i] = replace(failed, conditioning=(rounded.l2, rounded.largest))
     packed = "" if cu_seqlens is None else f" in {N} packed sequences"
     shape = f"B {B} T {T} H {H} K {K} V {V}{packed}, {gates} gates"
     return CheckReport(spec.name, backend, str(where), str(dtype).removeprefix("torch."), shape, tuple(rows))
@@ -179,24 +180,23 @@ def reference_results(
     cu_seqlens: list[int] | None,
     consts: Mapping[str, float] | None,
     dtype: torch.dtype = torch.float64,
-) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Output and state, and the gradients, of the step loop on the CPU, in float64 unless asked otherwise.
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """Output and states, and the gradients, of the step loop on the CPU, in float64 unless asked otherwise.
 
-    ``leaves`` are the inputs and params, then "initial_state"; ``weights`` the cotangents of both results.
+    ``leaves`` are the inputs and params, then the initial states; ``weights`` the cotangents of the results.
     """
     exact = _exact(leaves, dtype)
-    inputs = {n: x for n, x in exact.items() if n != "initial_state"}
+    names = {d.name for d in op.spec.inputs}
     o, last = reference(
         op.spec,
-        inputs,
-        initial_state=exact["initial_state"],
+        {n: x for n, x in exact.items() if n in names},
+        initial_state=[x for n, x in exact.items() if n not in names],
         output_final_state=True,
         cu_seqlens=None if cu_seqlens is None else torch.tensor(cu_seqlens),
         consts=consts,
     )
-    if not isinstance(last, Tensor):
-        raise ArgumentError(f"{op.spec.name}: a check of several states is not supported yet")
-    return (o.detach(), last.detach()), _gradients(o, last, weights, exact)
+    results = (o, last) if isinstance(last, Tensor) else (o, *last)
+    return tuple(x.detach() for x in results), _gradients(results, weights, exact)
 
 
 def short_operand_results(
@@ -227,7 +227,7 @@ def short_operand_results(
         outputs.append(o)
         states.append(last)
     o, last = torch.cat(outputs, 1), torch.cat(states)
-    return [o.detach(), last.detach(), *_gradients(o, last, weights, exact)]
+    return [o.detach(), last.detach(), *_gradients((o, last), weights, exact)]
 
 
 def _exact(leaves: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -235,10 +235,10 @@ def _exact(leaves: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> 
 
 
 def _gradients(
-    o: Tensor, last: Tensor, weights: Sequence[Tensor], leaves: Mapping[str, Tensor]
+    results: Sequence[Tensor], weights: Sequence[Tensor], leaves: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    d_o, d_last = (w.to("cpu", o.dtype) for w in weights)
-    loss = (o * d_o).sum() + (last * d_last).sum()
+    parts = [(x * w.to("cpu", x.dtype)).sum() for x, w in zip(results, weights, strict=True)]
+    loss = torch.stack(parts).sum()
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves.values(), strict=True)]
 
@@ -257,10 +257,10 @@ def gradient_bound(backend: str, dtype: torch.dtype) -> float:
     return 2e-2 if dtype in (torch.float16, torch.bfloat16) else output_bound(backend, dtype)
 
 
-def _cotangents(o: Tensor, state: Tensor, seed: int) -> list[Tensor]:
+def _cotangents(results: Sequence[Tensor], seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed + 1)
     drawn = []
-    for x in (o, state):
+    for x in results:
         noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
         drawn.append(noise.to(x.dtype).to(x.device))
     return drawn

@@ -2,6 +2,8 @@
 
 An emitted module has ``forward`` and ``backward`` over whole sequences (one contract for every
 backend). Each module becomes two operators, ``linalg_dsl::<name>_<hash8>`` and its ``_backward``.
+A state is an optional argument ``initial_<i>`` and a result of its own, in the order of the module's
+``STATES``.
 """
 
 from __future__ import annotations
@@ -24,10 +26,7 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import axis_sizes, check_offsets_data, const_numbers
 
 NAMESPACE = "linalg_dsl"
-_ARGUMENTS = (
-    "initial_state", "consts", "cu_seqlens", "output_final_state", "save", "residuals", "saved", "d_o",
-    "d_state",
-)  # fmt: skip
+_ARGUMENTS = ("consts", "cu_seqlens", "output_final_state", "save", "residuals", "saved", "d_o")
 _LOCK = threading.RLock()
 _REGISTERED: dict[str, Operator] = {}
 BeforeCall = Callable[[ModuleType, tuple[Tensor, ...]], None]
@@ -57,6 +56,8 @@ def register(spec: RecurrenceSpec, text: str, before_call: BeforeCall | None = N
             module = load_module(base, text)
             if tuple(module.INPUTS) != tuple(d.name for d in spec.inputs):
                 raise InternalError(f"module {name} takes {module.INPUTS}")
+            if tuple(module.STATES) != tuple(s.name for s in spec.states):
+                raise InternalError(f"module {name} has the states {module.STATES}")
             _Registration(spec, name, module, before_call).run()
             found = _REGISTERED[name] = Operator(name, key, module, tuple(module.CONSTS))
         if found.key != key:
@@ -75,24 +76,30 @@ class _Registration:
         self.module = module
         self.before_call = before_call
         self.count = len(spec.inputs)
+        self.states = len(spec.states)
         self._numbers: dict[tuple[object, ...], tuple[float, ...]] = {}
-        names = Names(reserved=_ARGUMENTS)
+        initials = [f"initial_{i}" for i in range(self.states)]
+        finals = [f"d_final_{i}" for i in range(self.states)]
+        names = Names(reserved=(*_ARGUMENTS, *initials, *finals))
         self.names = [names.unique(d.name) for d in spec.inputs]
+        self.initials = ", ".join(f"Tensor? {n}" for n in initials)
+        self.finals = ", ".join(f"Tensor? {n}" for n in finals)
 
     def run(self) -> None:
         tensors = ", ".join(f"Tensor {n}" for n in self.names)
-        common = f"{tensors}, Tensor? initial_state, float[] consts, Tensor? cu_seqlens"
+        results = ", ".join(["Tensor"] * (1 + self.states))
+        common = f"{tensors}, {self.initials}, float[] consts, Tensor? cu_seqlens"
         forward = torch.library.custom_op(
             f"{NAMESPACE}::{self.name}",
             self.forward,
             mutates_args=(),
-            schema=f"({common}, bool output_final_state, bool save) -> (Tensor, Tensor, Tensor[])",
+            schema=f"({common}, bool output_final_state, bool save) -> ({results}, Tensor[])",
         )
         backward = torch.library.custom_op(
             f"{NAMESPACE}::{self.name}_backward",
             self.backward,
             mutates_args=(),
-            schema=f"({common}, bool saved, Tensor[] residuals, Tensor d_o, Tensor? d_state) -> Tensor[]",
+            schema=f"({common}, bool saved, Tensor[] residuals, Tensor d_o, {self.finals}) -> Tensor[]",
         )
         forward.register_fake(self.forward_fake)
         backward.register_fake(self.backward_fake)
@@ -100,23 +107,26 @@ class _Registration:
         backward.register_autograd(self.refuse, setup_context=lambda ctx, inputs, output: None)
 
     # -- forward ------------------------------------------------------------------------------
-    def forward(self, *args: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def forward(self, *args: Any) -> tuple[Any, ...]:
         return self._forward(args, dry=False)
 
-    def forward_fake(self, *args: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def forward_fake(self, *args: Any) -> tuple[Any, ...]:
         return self._forward(args, dry=True)
 
-    def _forward(self, args: tuple[Any, ...], dry: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
-        tensors, (initial, consts, offsets, output_final_state, save) = self._split(args)
+    def _forward(self, args: tuple[Any, ...], dry: bool) -> tuple[Any, ...]:
+        """The output, one tensor per state, the list of residuals."""
+        tensors, initials, (consts, offsets, output_final_state, save) = self._split(args)
         if not dry:
             self._look(tensors, offsets)
         with _plain(tensors[0]):
             numbers = self._consts(tensors, consts, dry)
-            o, state, residuals = self.module.forward(
-                tensors, initial, numbers, offsets, output_final_state, save, dry
+            o, states, residuals = self.module.forward(
+                tensors, initials, numbers, offsets, output_final_state, save, dry
             )
-        # an operator cannot return "no tensor": an empty one stands for a state that nobody wants
-        return o, o.new_empty((0,), dtype=torch.float32) if state is None else state, list(residuals)
+        if states is None:
+            # an operator cannot return "no tensor": an empty one stands for a state that nobody wants
+            states = tuple(o.new_empty((0,), dtype=torch.float32) for _ in range(self.states))
+        return o, *states, list(residuals)
 
     # -- backward -----------------------------------------------------------------------------
     def backward(self, *args: Any) -> list[Tensor]:
@@ -126,45 +136,46 @@ class _Registration:
         return self._backward(args, dry=True)
 
     def _backward(self, args: tuple[Any, ...], dry: bool) -> list[Tensor]:
-        """Gradients of all tensors, then that of the initial state if there is one."""
-        tensors, (initial, consts, offsets, saved, residuals, d_o, d_state) = self._split(args)
+        """Gradients of all tensors, then those of the initial states that there are."""
+        tensors, initials, (consts, offsets, saved, residuals, d_o, *d_finals) = self._split(args)
         with _plain(tensors[0]):
-            shared = (tensors, initial, self._consts(tensors, consts, dry), offsets)
+            shared = (tensors, initials, self._consts(tensors, consts, dry), offsets)
             if not saved:
                 _, _, residuals = self.module.forward(*shared, False, True, dry)
-            grads, d_initial = self.module.backward(
+            grads, d_initials = self.module.backward(
                 *shared,
                 list(residuals),
                 d_o.contiguous(),
-                None if d_state is None else d_state.contiguous(),
+                tuple(None if d is None else d.contiguous() for d in d_finals),
                 dry,
             )
         given = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, tensors, strict=True)]
-        return given if d_initial is None else [*given, d_initial]
+        return [*given, *(d for d in d_initials if d is not None)]
 
     # -- autograd -----------------------------------------------------------------------------
-    def keep(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
-        initial, consts, offsets, output_final_state, save = inputs[self.count :]
+    def keep(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        consts, offsets, output_final_state, save = inputs[self.count + self.states :]
+        optional = (*inputs[self.count : self.count + self.states], offsets)
         ctx.consts = list(consts)
         ctx.saved = save
-        ctx.has = (initial is not None, offsets is not None, output_final_state)
-        optional = [x for x in (initial, offsets) if x is not None]
-        ctx.save_for_backward(*inputs[: self.count], *optional, *output[2])
+        ctx.want_states = output_final_state
+        ctx.has = tuple(x is not None for x in optional)
+        ctx.save_for_backward(*inputs[: self.count], *(x for x in optional if x is not None), *output[-1])
 
-    def differentiate(self, ctx: Any, d_o: Tensor, d_state: Tensor, d_residuals: Any) -> tuple[Any, ...]:
+    def differentiate(self, ctx: Any, d_o: Tensor, *rest: Any) -> tuple[Any, ...]:
+        d_states: tuple[Tensor | None, ...] = rest[: self.states]
+        if not ctx.want_states:
+            d_states = (None,) * self.states
         saved = list(ctx.saved_tensors)
-        tensors, rest = saved[: self.count], saved[self.count :]
-        has_initial, has_offsets, has_state = ctx.has
-        initial = rest.pop(0) if has_initial else None
-        offsets = rest.pop(0) if has_offsets else None
+        tensors, saved = saved[: self.count], saved[self.count :]
+        *initials, offsets = [saved.pop(0) if has else None for has in ctx.has]
         operator = getattr(torch.ops.linalg_dsl, f"{self.name}_backward")
-        grads = operator(
-            *tensors, initial, ctx.consts, offsets, ctx.saved, rest, d_o, d_state if has_state else None
-        )
-        d_initial = grads[self.count] if has_initial else None
+        grads = operator(*tensors, *initials, ctx.consts, offsets, ctx.saved, saved, d_o, *d_states)
+        given = iter(grads[self.count :])
+        d_initials = [next(given) if has else None for has in ctx.has[:-1]]
         # an empty list counts as a list of tensors, whose gradient is a list too
         d_consts: list[Tensor] | None = None if ctx.consts else []
-        return (*grads[: self.count], d_initial, d_consts, None, None, None)
+        return (*grads[: self.count], *d_initials, d_consts, None, None, None)
 
     def refuse(self, ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(
@@ -173,10 +184,14 @@ class _Registration:
         )
 
     # -----------------------------------------------------------------------------------------
-    def _split(self, args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-        initial, *rest = args[self.count :]
+    def _split(
+        self, args: tuple[Any, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...], tuple[Any, ...]]:
+        """The tensors, the initial states, and the rest."""
         tensors = tuple(x.contiguous() for x in args[: self.count])
-        return tensors, (None if initial is None else initial.contiguous(), *rest)
+        initials = args[self.count : self.count + self.states]
+        rest = args[self.count + self.states :]
+        return tensors, tuple(None if x is None else x.contiguous() for x in initials), rest
 
     def _consts(self, tensors: tuple[Tensor, ...], given: Sequence[float], dry: bool) -> tuple[float, ...]:
         """The numbers that the module takes; ``given`` has every const of the spec, NaN where not given."""

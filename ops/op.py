@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from linalg_dsl.codegen.emit.signature import output_like
 from linalg_dsl.codegen.extract import part_of
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import RESERVED, BoundCall, bind, check_widths
 from linalg_dsl.ops.artefacts import Artefacts, Stages
+from linalg_dsl.ops.carried import pack_states, start_state, started
 from linalg_dsl.ops.library import Operator, register
 from linalg_dsl.ops.plan_view import Plan
 from linalg_dsl.ops.promises import check_promises
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
     from linalg_dsl.ops.check import CheckReport
 
 Consts = tuple[tuple[str, float], ...]
-Result = Tensor | tuple[Tensor, Tensor]
-
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -48,6 +47,7 @@ class CompiledOp:
     into a batch of one (``cu_seqlens_cpu``, the same on the CPU, spares a wait where one is needed;
     ``max_seqlen`` is a hint). The output is [B, T, H, V] in the type of v, and with
     ``output_final_state`` the state [N, H, K, V] in float32 (float64 for float64 inputs) comes second.
+    Several states go in as a sequence, a named tuple or a mapping, and come out as a named tuple.
     """
 
     def __init__(self, spec: RecurrenceSpec, options: CompileOptions, stages: Stages) -> None:
@@ -67,7 +67,7 @@ class CompiledOp:
     def __call__(
         self,
         *args: Tensor,
-        initial_state: Tensor | None = None,
+        initial_state: Any = None,
         output_final_state: bool = False,
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
@@ -81,7 +81,7 @@ class CompiledOp:
     def __call__(
         self,
         *args: Tensor,
-        initial_state: Tensor | None = None,
+        initial_state: Any = None,
         output_final_state: bool = False,
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
@@ -94,11 +94,11 @@ class CompiledOp:
             if self.options.debug:
                 check_promises(self.spec, call.tensors)
             if forward_ad._current_level >= 0:
-                _refuse_tangents(self.spec.name, (*call.tensors, initial_state))
+                _refuse_tangents(self.spec.name, (*call.tensors, *call.initials))
         kind = call.tensors[0].device.type
         backend = self.backend_for(kind, any(x.dtype == torch.float64 for x in call.tensors))
         if backend == "reference":
-            return self._by_reference(call, initial_state, output_final_state, cu_seqlens)
+            return self._by_reference(call, output_final_state, cu_seqlens)
         if backend == "triton":
             check_widths(self.spec, call.tensors)
         if backend == "torch" and kind != "cpu" and cu_seqlens_cpu is not None:
@@ -106,14 +106,12 @@ class CompiledOp:
         name = self._prepare(backend, *(word for pair in call.consts for word in pair))
         given = dict(call.consts)
         consts = [given.get(c.name, math.nan) for c in self.spec.consts]
-        tensors = call.tensors
-        save = torch.is_grad_enabled() and (
-            any(x.requires_grad for x in tensors)
-            or (initial_state is not None and initial_state.requires_grad)
-        )
+        initials = started(self.spec, call.initials, call.sizes, call.tensors[0])
+        leaves = (*call.tensors, *initials)
+        save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
         operator = getattr(torch.ops.linalg_dsl, name)
-        o, state, _ = operator(*tensors, initial_state, consts, cu_seqlens, output_final_state, save)
-        return (o, state) if output_final_state else o
+        o, *states, _ = operator(*leaves, consts, cu_seqlens, output_final_state, save)
+        return (o, pack_states(self.spec, states)) if output_final_state else o
 
     def step(self, *args: Tensor, **kwargs: Any) -> Any:
         """One decode step; not supported yet."""
@@ -132,16 +130,8 @@ class CompiledOp:
     ) -> Any:
         """The step-by-step loop of the spec on the same arguments: any dtype, differentiable twice, slow."""
         call = bind(self.spec, args, kwargs, initial_state, cu_seqlens)
-        o, state = reference(
-            self.spec,
-            self._named(call),
-            initial_state=initial_state,
-            output_final_state=output_final_state,
-            cu_seqlens=cu_seqlens,
-            consts=dict(call.consts),
-            dtype=dtype,
-        )
-        return (o, state) if output_final_state else o
+        o, states = self._step_loop(call, output_final_state, cu_seqlens, dtype)
+        return (o, pack_states(self.spec, states)) if output_final_state else o
 
     def check(self, **kwargs: Any) -> CheckReport:
         """Errors of output, final state and every gradient against the float64 reference.
@@ -227,24 +217,33 @@ class CompiledOp:
     def _named(self, call: BoundCall) -> dict[str, Tensor]:
         return {d.name: x for d, x in zip(self.spec.inputs, call.tensors, strict=True)}
 
-    def _by_reference(
+    def _by_reference(self, call: BoundCall, output_final_state: bool, cu_seqlens: Tensor | None) -> Any:
+        o, states = self._step_loop(call, output_final_state, cu_seqlens)
+        o = o.to(call.tensors[output_like(self.spec)].dtype)
+        return (o, pack_states(self.spec, states)) if output_final_state else o
+
+    def _step_loop(
         self,
         call: BoundCall,
-        initial_state: Tensor | None,
         output_final_state: bool,
         cu_seqlens: Tensor | None,
-    ) -> Any:
-        o, state = reference(
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        given = None
+        if any(x is not None for x in call.initials):
+            pairs = zip(self.spec.states, call.initials, strict=True)
+            like = call.tensors[0]
+            given = [start_state(s, call.sizes, like) if x is None else x for s, x in pairs]
+        o, states = reference(
             self.spec,
             self._named(call),
-            initial_state=initial_state,
+            initial_state=given,
             output_final_state=output_final_state,
             cu_seqlens=cu_seqlens,
             consts=dict(call.consts),
+            dtype=dtype,
         )
-        like = next((x for x, d in zip(call.tensors, self.spec.inputs, strict=True) if "V" in d.dims), o)
-        o = o.to(like.dtype)
-        return (o, state) if output_final_state else o
+        return o, (states,) if isinstance(states, Tensor) else tuple(states or ())
 
     @_constant
     def backend_for(self, device: str, double: bool) -> str:

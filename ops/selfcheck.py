@@ -18,6 +18,7 @@ from torch import Tensor
 from linalg_dsl.codegen.cache import toolchain
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import axis_sizes, const_numbers
+from linalg_dsl.ops.carried import state_labels
 from linalg_dsl.ops.draw import draw, draw_state
 
 ENVIRONMENT_VARIABLE = "LINALG_DSL_SELFCHECK"
@@ -81,13 +82,12 @@ def known_answer(
     device = like[0].device
     drawn = draw(spec, 1, _LENGTH, 2, sizes["K"], sizes["V"], seed=11, consts=consts)
     operands = tuple(x.to(y.dtype) for x, y in zip(drawn.values(), like, strict=True))
-    (state,) = draw_state(spec, 1, 2, sizes["K"], sizes["V"], dtype=torch.float32, seed=11)
+    states = draw_state(spec, 1, 2, sizes["K"], sizes["V"], dtype=torch.float32, seed=11)
     values = const_numbers(spec, sizes, consts)
-    names = [d.name for d in spec.inputs]
     with torch.no_grad():
-        wide = tuple(x.double() for x in operands)
-        want = _results(exact, values, wide, state.double(), like, names)
-        got = _results(module, values, tuple(x.to(device) for x in operands), state.to(device), like, names)
+        wide = torch.float64
+        want = _results(spec, exact, values, _cast(operands, wide), _cast(states, wide), like)
+        got = _results(spec, module, values, _cast(operands, device), _cast(states, device), like)
     scale = max(float(x.norm()) for n, x in want.items() if n.startswith("d "))
     errors = {n: _error(got[n], want[n], scale if n.startswith("d ") else 0.0) for n in want}
     worst = max(errors, key=lambda n: math.inf if math.isnan(errors[n]) else errors[n])
@@ -103,24 +103,31 @@ def known_answer(
 
 
 def _results(
+    spec: RecurrenceSpec,
     module: ModuleType,
     values: dict[str, float],
     operands: tuple[Tensor, ...],
-    state: Tensor,
+    states: tuple[Tensor, ...],
     like: tuple[Tensor, ...],
-    names: list[str],
 ) -> dict[str, Tensor]:
-    """o, the final state and every gradient, in float64 on the CPU; cotangents as an op would get them."""
+    """o, the final states and every gradient, in float64 on the CPU; cotangents as an op would get them."""
     numbers = tuple(values[c] for c in module.CONSTS)
-    o, last, residuals = module.forward(operands, state, numbers, None, True, True)
+    o, finals, residuals = module.forward(operands, states, numbers, None, True, True)
     generator = torch.Generator().manual_seed(11)
     short = min((x.dtype for x in like), key=lambda t: t.itemsize)
     d_o = torch.randn(o.shape, generator=generator, dtype=torch.float64).to(short).to(o)
-    d_last = torch.randn(last.shape, generator=generator, dtype=torch.float64).float().to(last)
-    grads, d_state = module.backward(operands, state, numbers, None, residuals, d_o, d_last)
-    named = {"o": o, "final state": last, **{f"d {n}": g for n, g in zip(names, grads, strict=True)}}
-    named["d initial_state"] = d_state
+    d_finals = tuple(
+        torch.randn(x.shape, generator=generator, dtype=torch.float64).float().to(x) for x in finals
+    )
+    grads, d_initials = module.backward(operands, states, numbers, None, residuals, d_o, d_finals)
+    named = {"o": o, **dict(zip(state_labels(spec, "final state"), finals, strict=True))}
+    named |= {f"d {d.name}": g for d, g in zip(spec.inputs, grads, strict=True)}
+    named |= dict(zip(state_labels(spec, "d initial_state"), d_initials, strict=True))
     return {n: x.detach().cpu().double() for n, x in named.items() if x is not None}
+
+
+def _cast(tensors: tuple[Tensor, ...], to: torch.dtype | torch.device) -> tuple[Tensor, ...]:
+    return tuple(x.to(to) for x in tensors)
 
 
 def _error(got: Tensor, want: Tensor, scale: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.codegen.emit.names import ascii_text
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.printer import show_spec
@@ -22,11 +23,38 @@ def run_time_consts(spec: RecurrenceSpec, *plans: ChunkPlan) -> tuple[str, ...]:
 
 
 def output_like(spec: RecurrenceSpec) -> int:
-    """The position of the tensor whose dtype the output takes: the first that is V-shaped."""
+    """The position of the tensor whose dtype the output takes: the first that is shaped like it.
+
+    That is one with the output's last axis (V in most recurrences), inputs before params; where the
+    output is a scalar or no tensor has its axis, the first that is neither a gate nor a param.
+    """
+    axis = next(reversed(output_dims(spec)), None)
     ranked = [
-        i for timed in (True, False) for i, d in enumerate(spec.inputs) if d.timed == timed and "V" in d.dims
+        i
+        for timed in (True, False)
+        for i, d in enumerate(spec.inputs)
+        if d.timed == timed and axis is not None and axis in d.dims
     ]
-    return ranked[0] if ranked else 0
+    plain = [i for i, d in enumerate(spec.inputs) if d.timed and d.kind == "plain"]
+    return [*ranked, *plain, 0][0]
+
+
+def output_dims(spec: RecurrenceSpec) -> tuple[Dim, ...]:
+    """The axes of the output per token: ("V",), ("K",), () or two."""
+    rows, cols = spec.outputs[0].value.shape
+    return tuple(d for d in (rows, cols) if d != 1)
+
+
+def output_shape(dims: Iterable[str | int], owner: str = "") -> str:
+    """The text of the output's shape, from ``OUTPUT_DIMS``; ``owner`` ("call.") holds the sizes."""
+    sizes = {"K": f"{owner}key", "V": f"{owner}value"}
+    lead = [f"{owner}{name}" for name in ("batch", "length", "heads")]
+    return tuple_text([*lead, *(sizes[d] if isinstance(d, str) else str(d) for d in dims)])
+
+
+def sized(dims: Iterable[Dim], numbers: Mapping[str, float]) -> tuple[str | int, ...]:
+    """Dims with every const name replaced by its number; K and V stay."""
+    return tuple(d if d in ("K", "V") or isinstance(d, int) else int(numbers[d]) for d in dims)
 
 
 def equations(spec: RecurrenceSpec) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.signature import axis_source
-from linalg_dsl.errors import ArgumentError
+from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 
 _FUNCTIONS = {
@@ -31,6 +31,7 @@ class Standalone:
     inputs: tuple[str, ...]
     const_lines: tuple[str, ...]
     run_time_consts: tuple[str, ...]
+    states: tuple[str, ...]
 
 
 def standalone_text(spec: RecurrenceSpec, module: str, consts: tuple[str, ...]) -> str:
@@ -39,7 +40,8 @@ def standalone_text(spec: RecurrenceSpec, module: str, consts: tuple[str, ...]) 
     ``module`` is a generated module's text, ``consts`` its ``CONSTS``: those are keyword arguments here,
     but for the sizes K and V; all others are fixed in the text.
     """
-    names = Names(reserved=_top_level(module) | {"initial_state", "output_final_state", "cu_seqlens", "save"})
+    own = {"initial_state", "output_final_state", "cu_seqlens", "save", "State", "collections"}
+    names = Names(reserved=_top_level(module) | own)
     function = names.unique(spec.name)
     local = {decl.name: names.unique(decl.name) for decl in spec.inputs}
     numbers = {c.name: names.unique(c.name) for c in spec.consts}
@@ -64,9 +66,12 @@ def standalone_text(spec: RecurrenceSpec, module: str, consts: tuple[str, ...]) 
             inputs=tuple(local.values()),
             const_lines=tuple(lines),
             run_time_consts=tuple(f"float({numbers[c]})" if c in ("K", "V") else numbers[c] for c in consts),
+            states=state_fields(spec),
         ),
     )
-    head = module if re.search(r"^import math$", module, re.M) or "math." not in tail else _with_math(module)
+    needed = [lib for lib in ("collections", "math") if f"{lib}." in tail]
+    missing = [lib for lib in needed if not re.search(rf"^import {lib}$", module, re.M)]
+    head = _importing(module, missing) if missing else module
     return head.rstrip("\n") + "\n" + tail.rstrip("\n") + "\n"
 
 
@@ -80,8 +85,20 @@ def _top_level(module: str) -> set[str]:
     return set(re.findall(r"^(?:def |class )?(\w+)(?:\(| =|:)", module, re.M))
 
 
-def _with_math(module: str) -> str:
-    return re.sub(r"^import torch$", "import math\n\nimport torch", module, count=1, flags=re.M)
+def _importing(module: str, libraries: list[str]) -> str:
+    """The module with these imports, each of the standard library, before its first."""
+    lines = "".join(f"import {lib}\n" for lib in libraries)
+    first = re.search(r"^import ", module, re.M)
+    if first is None:
+        raise InternalError("a module without imports")
+    gap = "\n" if module[first.start() :].startswith("import torch") else ""
+    return f"{module[: first.start()]}{lines}{gap}{module[first.start() :]}"
+
+
+def state_fields(spec: RecurrenceSpec) -> tuple[str, ...]:
+    """The names of the states as fields of a named tuple."""
+    names = Names()
+    return tuple(names.unique(s.name) for s in spec.states)
 
 
 def _needed(spec: RecurrenceSpec, consts: tuple[str, ...]) -> list[str]:

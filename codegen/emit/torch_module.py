@@ -12,9 +12,12 @@ from linalg_dsl.codegen.emit.signature import (
     axis_source,
     equations,
     literal,
+    output_dims,
     output_like,
+    output_shape,
     row_count,
     run_time_consts,
+    sized,
     tuple_text,
 )
 from linalg_dsl.codegen.emit.torch_helpers import helper_sources
@@ -41,6 +44,9 @@ class TorchModule:
     chunk: int
     inputs: tuple[str, ...]
     timed: str
+    states: str
+    output_dims: str
+    output_shape: str
     forward_args: tuple[str, ...]
     forward_lines: tuple[str, ...]
     forward_result: str
@@ -86,6 +92,7 @@ def emit_torch(
     grads = [bwd.gradient(decl, parts, numbers) for decl in spec.inputs]
     token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
     key, value = axis_source(spec, "K"), axis_source(spec, "V")
+    dims = sized(output_dims(spec), numbers)
     return render(
         "torch_module.py.jinja",
         TorchModule(
@@ -98,6 +105,9 @@ def emit_torch(
             chunk=chunk_size or default_chunk(canonical),
             inputs=tuple(fwd.inputs),
             timed=tuple_text(repr(i.timed) for i in spec.inputs),
+            states=literal(s.name for s in spec.states),
+            output_dims=repr(dims),
+            output_shape=output_shape(dims),
             forward_args=tuple(fwd.args),
             forward_lines=fwd.body(token),
             forward_result=f"{o.code}, {s_next.code}",

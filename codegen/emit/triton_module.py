@@ -16,9 +16,12 @@ from linalg_dsl.codegen.emit.signature import (
     equations,
     head_counts,
     literal,
+    output_dims,
     output_like,
+    output_shape,
     row_count,
     run_time_consts,
+    sized,
     tuple_text,
 )
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
@@ -27,7 +30,7 @@ from linalg_dsl.codegen.schedule.cut import cut
 from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, KernelPlan
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.errors import ArgumentError, InternalError
-from linalg_dsl.language.spec import Input, RecurrenceSpec
+from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.stability import solve_is_bounded
@@ -46,6 +49,9 @@ class TritonModule:
     const_names: str
     timed: str
     dims: str
+    states: str
+    output_dims: str
+    output_shape: str
     partial_rows: bool
     library: tuple[str, ...]
     kernels: tuple[str, ...]
@@ -117,8 +123,8 @@ class _Emitter:
         names = Names(
             reserved=(
                 "call", "tensors", "consts", "cu_seqlens", "dry", "save", "residuals",
-                "initial_state", "final_state", "output_final_state",
-                "d_o", "d_state", "d_final_state", "d_initial_state", "norms", "starts", "marks",
+                "initial_state", "initial_states", "final_state", "final_states", "output_final_state",
+                "d_o", "d_state", "d_finals", "d_final_state", "d_initial_state", "norms", "starts", "marks",
             )
         )  # fmt: skip
         self.inputs = {i.name: names.unique(i.name) for i in self.spec.inputs}
@@ -145,6 +151,8 @@ class _Emitter:
             'norms = call.buffer("K", False)',
             'starts = call.buffer("K", False)',
         )
+        numbers = dict(self.canonical.consts)
+        dims = sized(output_dims(spec), numbers)
         used = frozenset().union(*(p.library for p in printed.values()))
         return render(
             "triton_module.py.jinja",
@@ -157,7 +165,10 @@ class _Emitter:
                 inputs_ascii=literal(self.inputs.values()),
                 const_names=literal(self.consts),
                 timed=repr(tuple(i.timed for i in spec.inputs)),
-                dims=repr(tuple(self._dims(i) for i in spec.inputs)),
+                dims=repr(tuple(sized(i.dims, numbers) for i in spec.inputs)),
+                states=literal(s.name for s in spec.states),
+                output_dims=repr(dims),
+                output_shape=output_shape(dims, "call."),
                 partial_rows=self._has_unused_rows(),
                 library=library_functions(used),
                 kernels=tuple(p.text.rstrip() for p in printed.values()),
@@ -230,11 +241,6 @@ class _Emitter:
             )
         return out
 
-    def _dims(self, decl: Input) -> tuple[str | int, ...]:
-        return tuple(
-            d if d in ("K", "V") or isinstance(d, int) else self.counts[decl.name] for d in decl.dims
-        )
-
     def _allocation(self, n: int) -> str:
         b = next(b for b in self.plan.buffers if b.node == n)
         made = f'call.buffer("{"".join(b.axes)}", {b.element == "compute"})'
@@ -277,8 +283,9 @@ class _Emitter:
             f"{t} if save else {self.output}" if forward and t in only_saved else t for t in text.tensors
         )
         rest = "".join(f", {r}" for r in ratios)
+        more = ", SAVE=save" if "SAVE" in text.constants else ""
         if kernel.family == "prep":
-            return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest})"
+            return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest}{more})"
         if forward:
             first, last = "initial_state", "final_state"
         elif kernel.direction == "forward":
@@ -288,7 +295,6 @@ class _Emitter:
                 k.direction == "reverse" and k.split == "V" for k in self.plan.backward
             )
             first, last = "d_final_state", "d_initial_state" if v_split else "None"
-        more = ", SAVE=save" if "SAVE" in text.constants else ""
         return (
             f'call.walk({text.name}, "{kernel.split}", {tuple_text(map(repr, text.loads))}, {tensors}, '
             f"{first}, {last}, {scalars}{rest}{more})"

@@ -46,7 +46,7 @@ class _Cut:
                 if k.family == "walk"
                 for n in k.body
                 if self.facts.token_value(n) and self.facts.depends[n] & FORWARD
-            )
+            ) | self._dear_scores(kernels_f)
             stored = {n for k in kernels_f for n in k.stores}
             backward = Phase(
                 self.facts, "bwd", gradients, "reverse", stored | savable, eager=False, savable=savable
@@ -63,6 +63,16 @@ class _Cut:
                 self.results,
             )
         return KernelPlan(self.plan, tuple(kernels_f), (), self._buffers(kernels_f, [], []), self.results)
+
+    def _dear_scores(self, kernels: list[Kernel]) -> frozenset[int]:
+        """Results of the forward's preps that cost far more than the [C, C] numbers that they are."""
+        return frozenset(
+            n
+            for k in kernels
+            if k.family == "prep"
+            for n in k.body
+            if self.nodes[n].op == "pick" and self.nodes[n].axes == ("t", "s")
+        )
 
     def _buffers(self, forward: list[Kernel], backward: list[Kernel], extra: list[int]) -> tuple[Buffer, ...]:
         results = {n for _, n in self.results}

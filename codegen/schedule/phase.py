@@ -267,10 +267,9 @@ class Phase:
         return out
 
     def with_stores(self, kernel: Kernel, extra: list[int]) -> Kernel:
-        """The forward walk, also writing what the backward wants of it."""
-        if kernel.family != "walk" or not extra:
-            return kernel
-        return replace(kernel, stores=(*kernel.stores, *extra))
+        """A kernel of the forward, also writing what the backward wants of it."""
+        made = set(kernel.body)
+        return replace(kernel, stores=(*kernel.stores, *(n for n in extra if n in made)))
 
     # -- operands: load or form again -----------------------------------------------------------------
     def _collect(self, draft: _Draft, memory: set[int] | None = None) -> None:

@@ -4,6 +4,8 @@
     G_Q = score(Q, L)                     Z = W + Sigma U,  U = R + G_B Z
     O   = G_Q Z + (Lambda o Q) S_0        S_C = Lambda_{C<-0} o S_0 + (Lambda_{C<-s} o L)^T Z
 
+Where W = Sigma Y the solve is for U + Y (planner.residual), with R + Y in place of R and W = 0.
+
 Every value is one [C, .] block per column of L, W, B (m and r of them), so a zero column of W or a
 constant in Sigma costs nothing.
 """
@@ -12,10 +14,12 @@ from __future__ import annotations
 
 from functools import reduce
 
+from linalg_dsl.algebra.expr import ZERO, Expr
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.elementwise import TokenExpressions
 from linalg_dsl.planner.form import CanonicalRecurrence, Read, Recurrence
 from linalg_dsl.planner.plan import ChunkPlan, PlanBuilder
+from linalg_dsl.planner.residual import as_residuals
 
 
 def derive(canonical: CanonicalRecurrence) -> ChunkPlan:
@@ -62,11 +66,20 @@ class _Derivation:
         node = b.tokens(self.token(expr))  # type: ignore[arg-type]
         return b.label(node, label)
 
+    def _column(self, expr: Expr, label: str = "") -> int:
+        """[t, V], or the number 0."""
+        b = self.b
+        node = self.token(expr)
+        return node if b.value_of(node) == 0 else b.label(b.tokens(node), label)
+
     def _written(self, left: list[int], state: int) -> list[int]:
         """Z_1..Z_m."""
         b, rec = self.b, self.rec
-        fixed = [self.token(x) for x in rec.written]
-        fixed = [x if b.value_of(x) == 0 else b.label(b.tokens(x), f"w_{j}") for j, x in enumerate(fixed, 1)]
+        given: tuple[Expr, ...] = (ZERO,) * rec.r
+        written = rec.written
+        if rec.erase:
+            given, written = as_residuals(rec.written, rec.sigma)
+        fixed = [self._column(x, f"w_{j}") for j, x in enumerate(written, 1)]
         if not rec.erase:
             return fixed
         sigma = [[self.token(x) for x in row] for row in rec.sigma]
@@ -76,7 +89,8 @@ class _Derivation:
             erase = self._rows(expr, f"b_{i}")
             columns = enumerate(left, 1)
             scores.append([self._score(erase, x, rec.erase_read, f"g_b{i}{j}") for j, x in columns])
-            right.append(b.read(self._scaled(erase, exclusive=rec.erase_read == "exclusive"), state))
+            past = b.read(self._scaled(erase, exclusive=rec.erase_read == "exclusive"), state)
+            right.append(b.add(past, self._column(given[i - 1])))
         z, _ = b.solve(scores, sigma, fixed, right)
         return [b.label(x, f"z_{j}") for j, x in enumerate(z, 1)]
 

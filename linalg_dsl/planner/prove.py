@@ -105,8 +105,9 @@ def _gradients(
     # an input that is only added to the output is no node of the backward plan
     nodes_of_inputs = (n for n in (*forward.nodes, *plan.nodes) if n.op in ("input", "param"))
     inputs = {gradient_name(n): n for n in nodes_of_inputs}
-    leaf_of = {name: inputs[name] for name, _ in plan.outputs}
-    nodes = dict(plan.outputs)
+    leaf_of = dict(inputs)
+    nodes: dict[str, int | None] = dict.fromkeys(inputs)  # without a gradient here: it is zero
+    nodes |= dict(plan.outputs)
     for state, direction, leaf, after in plan.carries:
         if direction == "reverse":
             nodes[f"d_{state}_0"] = after
@@ -117,7 +118,8 @@ def _gradients(
         for at in cartesian(*(range(sizes[a]) for a in leaf_node.axes)):
             index = dict(zip(leaf_node.axes, at, strict=True))
             compared += 1
-            if not (made.at(node, index) - loss.derivative(made.leaf_name(leaf_node, index))).is_zero():
+            found = Value.number(0) if node is None else made.at(node, index)
+            if not (found - loss.derivative(made.leaf_name(leaf_node, index))).is_zero():
                 differing.append(f"{name}{[i + 1 for i in at]}")
     return compared, differing
 

@@ -164,8 +164,8 @@ def test_the_launches_in_words_name_kernels_sizes_and_reasons() -> None:
     longer = "\n".join(schedule_lines(plan, B=8, T=8192, H=16, K=128, V=128))
     assert "exactly at every 8th chunk" in longer
     assert all(k.name in text for k in (*plan.forward, *plan.backward))
-    # 3 [t, s] of 32 columns in bfloat16, u in bfloat16, 2 [t] and 1 number a chunk in float32, per head
-    saved = 8 * 2048 * 16 * (3 * 32 * 2 + 128 * 2 + 2 * 4 + 4 / 32) / 1e6
+    # 2 [t, s] of 32 columns in bfloat16, u in bfloat16, 2 [t] and 1 number a chunk in float32, per head
+    saved = 8 * 2048 * 16 * (2 * 32 * 2 + 128 * 2 + 2 * 4 + 4 / 32) / 1e6
     assert f"saved for the backward beside its inputs: {saved:,.0f} MB" in text
 
 

@@ -77,9 +77,9 @@ def _run(
     """o, final state and every gradient, from the module."""
     numbers = tuple(state.shape[2] ** -0.5 for _ in scope["CONSTS"])
     given = tuple(tensors.values())
-    o, last, residuals = scope["forward"](given, state, numbers, offsets, True, True)
-    grads, d_state = scope["backward"](
-        given, state, numbers, offsets, residuals, torch.cos(o), torch.sin(last)
+    o, (last,), residuals = scope["forward"](given, (state,), numbers, offsets, True, True)
+    grads, (d_state,) = scope["backward"](
+        given, (state,), numbers, offsets, residuals, torch.cos(o), (torch.sin(last),)
     )
     return [o, last, *grads, d_state]
 
@@ -166,18 +166,18 @@ def test_dry_runs_give_the_same_shapes_and_types_without_data() -> None:
         batch = 2 if offsets is None else 1
         tensors = tuple(draw(spec, batch, 20, 2, 5, 3, dtype=torch.float32).values())
         (state,) = draw_state(spec, 2, 2, 5, 3, dtype=torch.float32)
-        o, last, kept = scope["forward"](tensors, state, (), offsets, True, True)
-        grads, d_state = scope["backward"](tensors, state, (), offsets, kept, o, last)
+        o, (last,), kept = scope["forward"](tensors, (state,), (), offsets, True, True)
+        grads, (d_state,) = scope["backward"](tensors, (state,), (), offsets, kept, o, (last,))
 
         def empty(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.to("meta")
 
         nowhere = tuple(x.to("meta") for x in tensors)
-        dry_o, dry_last, dry_kept = scope["forward"](
-            nowhere, empty(state), (), empty(offsets), True, True, True
+        dry_o, (dry_last,), dry_kept = scope["forward"](
+            nowhere, (empty(state),), (), empty(offsets), True, True, True
         )
-        dry_grads, dry_d = scope["backward"](
-            nowhere, empty(state), (), empty(offsets), dry_kept, dry_o, dry_last, True
+        dry_grads, (dry_d,) = scope["backward"](
+            nowhere, (empty(state),), (), empty(offsets), dry_kept, dry_o, (dry_last,), True
         )
         real, dry = [o, last, *kept, *grads, d_state], [dry_o, dry_last, *dry_kept, *dry_grads, dry_d]
         assert [(x.shape, x.dtype, x.stride()) for x in real] == [(x.shape, x.dtype, x.stride()) for x in dry]
@@ -269,6 +269,6 @@ def test_a_loop_written_by_hand_agrees() -> None:
         kept = torch.eye(4, dtype=torch.float64) - beta[t] * torch.outer(k[t], k[t])
         state = g[t].exp() * kept @ state + beta[t] * torch.outer(k[t], v[t])
         rows.append(0.5 * state.T @ q[t])
-    o, last, _ = scope["forward"](tuple(tensors.values()), None, (0.5,), None, True, False)
+    o, (last,), _ = scope["forward"](tuple(tensors.values()), (None,), (0.5,), None, True, False)
     torch.testing.assert_close(o[0, :, 0], torch.stack(rows))
     torch.testing.assert_close(last[0, 0], state)

@@ -126,7 +126,7 @@ def test_an_exported_file_gives_the_same_bits(tmp_path: Path) -> None:
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     consts = (32**-0.5,) * len(module.CONSTS)
-    o, _, _ = module.forward(tuple(tensors.values()), None, consts, None, False, False)
+    o, _, _ = module.forward(tuple(tensors.values()), (None,), consts, None, False, False)
     assert torch.equal(o, op(**tensors))
 
 

@@ -423,7 +423,7 @@ def test_the_plan_explains_itself() -> None:
     for part in (
         "scalar gate + rank 1",
         "S_t = exp(g_t)",
-        "Z = W",
+        "Z = −beta ∘ U",
         "fwd_walk: forward walk, V split",
         "FLOP",
     ):

@@ -54,7 +54,8 @@ def test_with_one_erase(name: str, C: int, K: int, V: int) -> None:
     replay = 2 * m * K * V  # the state of the next chunk, where it is not saved
     forming_t = 2 * C * m * m * r
     d_sigma = 2 * m * r * V  # a row sum: elementwise here
-    assert reverse.products == by_du + recompute + replay + forming_t - d_sigma
+    no_w = 2 * C * m * r * V  # W = Sigma Y: the solve is for U + Y, and no product with G stands outside it
+    assert reverse.products == by_du + recompute + replay + forming_t - d_sigma - no_w
 
 
 @pytest.mark.parametrize(("C", "K", "V"), SHAPES)

@@ -20,10 +20,9 @@ def case_of(name: str) -> Case:
 
 def test_the_delta_rule_reads_as_in_a_paper() -> None:
     assert [str(e) for e in equations(derive(case_of("gated_delta").canonical))] == [
-        "W = beta ∘ v",
         "G^B = (k kᵀ) ∘ Λ[t←s | s<t]",
-        "U = (k ∘ Λ[t←0]) S₀ + G^B Z",
-        "Z = W − beta ∘ U    (solved from the first token: the scores are strict)",
+        "U = (k ∘ Λ[t←0]) S₀ − v + G^B Z",
+        "Z = −beta ∘ U    (solved from the first token: the scores are strict)",
         "G^Q = (q kᵀ) ∘ Λ[t←s | s≤t]",
         "o = (q ∘ Λ[t←0]) S₀ + G^Q Z",
         "S_C = Λ[C←0] ∘ S₀ + (k ∘ Λ[C←s])ᵀ Z",

@@ -21,10 +21,10 @@ def plan_of(name: str) -> ChunkPlan:
 
 def test_scores_wait_for_nothing_and_outputs_for_the_chunks_before() -> None:
     plan = plan_of("gated_delta")
-    assert waits_of(plan, "g_b11") == waits_of(plan, "w_1") == frozenset()
+    assert waits_of(plan, "g_b11") == waits_of(plan, "g_q11") == frozenset()
     assert waits_of(plan, "z_1") == waits_of(plan, "o") == {"forward"}
     reverse = backward(plan)
-    assert waits_of(reverse, "d_w_1") == {"reverse"}
+    assert waits_of(reverse, "d_u_1") == {"reverse"}
     assert waits_of(reverse, "d_g") == {"forward", "reverse"}
 
 

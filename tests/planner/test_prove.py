@@ -139,8 +139,8 @@ def test_every_change_of_a_plan_is_seen(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "op", "operand"),
     [
-        ("gated_delta_rule", "solve", 0), ("gated_delta_rule", "solve", 1), ("gated_delta_rule", "solve", 2),
-        ("gated_delta_rule", "solve", 3), ("gated_delta_rule", "pairs_decay", 0),
+        ("gated_delta_rule", "solve", 0), ("gated_delta_rule", "solve", 1), ("gated_delta_rule", "solve", 3),
+        ("iplr", "solve", 4), ("iplr", "solve", 6), ("gated_delta_rule", "pairs_decay", 0),
         ("gated_delta_rule", "from_start", 0), ("gated_delta_rule", "to_end", 0),
         ("gated_delta_rule", "scale_state", 0), ("gated_delta_rule", "scale_state", 1),
         ("kda", "decayed_score", 0), ("kda", "decayed_score", 1), ("kda", "decayed_score", 2),
