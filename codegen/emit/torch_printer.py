@@ -21,13 +21,14 @@ SUM, PRODUCT, NEGATION, POWER, ATOM = range(5)
 _INLINE_LIMIT = 72
 _LINE_LIMIT = 88
 _INLINE_OPS = frozenset(
-    {"add", "mul", "unary", "sum", "read", "apply", "apply_t", "from_start", "to_end", "write", "contract"}
+    {"add", "mul", "unary", "sum", "read", "apply", "apply_t", "from_start", "to_end", "write"} | {"contract"}
 )
 _PREFIX = {
     "score": "scores", "decayed_score": "scores", "mask": "scores", "pairs_decay": "decay", "read": "y",
     "apply": "y", "apply_t": "y", "write": "outer", "scale_state": "kept", "from_start": "since_start",
     "to_end": "until_end", "span_sum": "d_gate", "gate_sum": "d_gate", "pair_gate": "d_gate",
-    "boundary_gate": "d_gate", "contract": "y", "swap": "turned", "decay_apply": "y", "sum": "total", "amax": "top",
+    "boundary_gate": "d_gate", "contract": "y", "swap": "turned", "decay_apply": "y", "sum": "total",
+    "amax": "top",
 }  # fmt: skip
 _METHODS = {
     "exp": "exp", "log": "log", "sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu", "sqrt": "sqrt",

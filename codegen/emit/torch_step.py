@@ -13,9 +13,11 @@ from linalg_dsl.codegen.emit.signature import (
     axis_source,
     equations,
     literal,
+    output_dims,
     output_like,
     row_count,
     run_time_consts,
+    sized,
     tuple_text,
 )
 from linalg_dsl.codegen.emit.torch_helpers import helper_sources
@@ -71,7 +73,7 @@ def emit_torch_step(
     The text depends on nothing but the arguments and this package's version.
     """
     spec = form.spec
-    ((output, o_node),) = forward.outputs
+    ((_, o_node),) = forward.outputs
     consts = run_time_consts(spec, forward, backward)
     numbers = dict(form.consts)
     fwd = _Function(spec, forward, consts, numbers, backward=False)
@@ -100,7 +102,7 @@ def emit_torch_step(
             timed=tuple_text(repr(i.timed) for i in spec.inputs),
             states=literal(states),
             starts=tuple_text(_float(s.start) for s in spec.states),
-            output_dims=repr(tuple(d if isinstance(d, int) else ascii(d)[1:-1] for d in dims)),
+            output_dims=repr(sized(dims, numbers)),
             chunk=chunk_size or CHUNK,
             inputs=tuple(fwd.inputs),
             forward_args=tuple(fwd.args),
@@ -123,11 +125,6 @@ def emit_torch_step(
             helpers=helper_sources(fwd.printer.used | bwd.printer.used),
         ),
     )
-
-
-def output_dims(spec: RecurrenceSpec) -> tuple[Dim, ...]:
-    """The dimensions of the output of one token."""
-    return tuple(d for d in spec.outputs[0].value.shape if d != 1)
 
 
 class _Function:

@@ -334,7 +334,7 @@ def _library() -> tuple[Mapping[str, str], Mapping[str, tuple[str, ...]]]:
 @functools.cache
 def table_functions() -> tuple[str, ...]:
     """The functions of the block-size table, as text: one place for the facts, modules that stand alone."""
-    return tuple(_functions(Path(table.__file__).read_text(encoding="utf-8")).values())
+    return tuple(functions_of(Path(table.__file__).read_text(encoding="utf-8")).values())
 
 
 def functions_of(text: str) -> dict[str, str]:

@@ -15,23 +15,20 @@ from linalg_dsl.codegen.emit.signature import (
     equations,
     head_counts,
     literal,
+    output_dims,
     output_like,
     row_count,
     run_time_consts,
+    sized,
     tuple_text,
 )
-from linalg_dsl.codegen.emit.torch_step import output_dims
 from linalg_dsl.codegen.emit.triton_module import functions_of, library_functions
-from linalg_dsl.codegen.emit.triton_step_kernel import (
-    StepNames,
-    StepText,
-    backward_kernel,
-    forward_kernel,
-)
+from linalg_dsl.codegen.emit.triton_step_kernel import StepText, backward_kernel, forward_kernel
+from linalg_dsl.codegen.emit.triton_step_memory import StepNames
 from linalg_dsl.codegen.schedule import step_table
 from linalg_dsl.codegen.schedule.step_split import StepSchedule, needs_states, schedule
 from linalg_dsl.errors import ArgumentError
-from linalg_dsl.language.spec import Input, RecurrenceSpec
+from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.step_form import StepForm
 
@@ -98,7 +95,8 @@ def emit_triton_step(
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
     ``chunk_size``: tokens between two saved states. ``invariant``: nothing about a call but K, V, dtype and
-    device decides how it is computed. The text depends on nothing but the arguments and this package's version.
+    device decides how it is computed. The text depends on nothing but the arguments and this
+    package's version.
     """
     return _Emitter(form, schedule(forward, backward), chunk_size or CHUNK, invariant).run()
 
@@ -200,7 +198,7 @@ class _Emitter:
         return dim if isinstance(dim, int) else int(self.numbers[dim])
 
     def _dims(self, dims: Sequence[Dim]) -> tuple[str | int, ...]:
-        return tuple(str(d) if d in ("K", "V") else self._number(d) for d in dims)
+        return sized(dims, self.numbers)
 
     def _size(self, axis: str) -> str:
         try:
@@ -279,7 +277,3 @@ class _Emitter:
             flags.append("SAVE=bool(residuals)")
         rest = "".join(f", {x}" for x in (*ratios, *flags))
         return f"call.step({text.name}, {tuple_text(text.tensors)}, {tuple_text(text.scalars)}{rest})"
-
-
-def unused(decl: Input) -> bool:
-    return not decl.timed

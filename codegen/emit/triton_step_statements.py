@@ -10,7 +10,6 @@ from linalg_dsl.codegen.emit.triton_statements import SINGULAR, ZERO_AT_ZERO, St
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import KEYS, VALUES, Axes
 from linalg_dsl.planner.plan import ChunkPlan, Node
-from linalg_dsl.planner.step_values import dimension
 
 
 def tile_axes(axes: Axes, split: str | None) -> Axes:
@@ -183,9 +182,3 @@ class StepStatements(Statements):
             return self.value(n)
         shape = tuple_text(self.blocks[a].length for a in axes)
         return f"tl.full({shape}, {self.nodes[n].attr('value')!r}, tl.float32)"
-
-
-def size_of(axis: str, rows: dict[str, int]) -> str:
-    """The constant or number that says how long an axis is."""
-    name = dimension(axis)
-    return name if name in ("K", "V") else str(rows[name])

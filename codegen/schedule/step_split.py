@@ -128,7 +128,7 @@ def _share(node: Node, given: Sequence[Share | None], nodes: Sequence[Node], axi
         case "expand":
             return (None if partial[0] else "split") if node.attr("axis") == axis else given[0]
         case "first":
-            return {"whole": "partial", "partial": None, "split": None}[str(given[0])]  # type: ignore[return-value]
+            return "partial" if given[0] == "whole" else None
         case "swap":
             names = {str(node.attr("axis")), str(node.attr("other"))}
             touched = names & set(nodes[node.args[0]].axes)
@@ -140,7 +140,7 @@ def _share(node: Node, given: Sequence[Share | None], nodes: Sequence[Node], axi
 
 
 def _with_first(forward: ChunkPlan, axis: str) -> ChunkPlan | None:
-    """The plan with whole terms beside partial ones in the first block only; None where it cannot be split."""
+    """The plan with whole terms beside partial ones in the first block only; None if it cannot be split."""
     b = PlanBuilder()
     made: list[int] = []
     shares: list[Share | None] = []

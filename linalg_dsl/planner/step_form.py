@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from linalg_dsl.algebra.expr import Expr, Power, Symbol
+from linalg_dsl.algebra.normalise import Normaliser
 from linalg_dsl.algebra.traverse import symbols, walk
 from linalg_dsl.errors import DslError
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import Equation, RecurrenceSpec
 from linalg_dsl.planner.constants import Constants, find_constants
 from linalg_dsl.planner.plan import ChunkPlan, PlanBuilder
-from linalg_dsl.planner.step_values import Normaliser, StepExpressions, dimension, state_axes
+from linalg_dsl.planner.step_values import StepExpressions, dimension, state_axes
 
 StepClass = Literal["scan", "sequential"]
 CONTRACTIONS = frozenset({"contract", "sum", "amax"})

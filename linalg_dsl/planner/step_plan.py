@@ -33,11 +33,11 @@ def contracted(plan: ChunkPlan) -> ChunkPlan:
             (inner,) = node.args
             product = plan.nodes[inner]
             axis = str(node.attr("axis"))
-            if product.op == "mul" and uses[inner] == 1:
-                if all(axis in plan.nodes[a].axes for a in product.args):
-                    x, y = (made[a] for a in product.args)
-                    made.append(b.label(b.contract(x, y, axis), node.label))
-                    continue
+            both = all(axis in plan.nodes[a].axes for a in product.args)
+            if product.op == "mul" and uses[inner] == 1 and both:
+                x, y = (made[a] for a in product.args)
+                made.append(b.label(b.contract(x, y, axis), node.label))
+                continue
         made.append(b.add_node(node.op, args, node.axes, node.label, **dict(node.attrs)))
     return b.finish(
         plan.name,

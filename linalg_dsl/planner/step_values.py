@@ -145,7 +145,7 @@ class StepExpressions(TokenExpressions):
         scale = self.builder.number(1)
         for scalar in scalars:
             scale = self.builder.mul(scale, self(scalar))
-        items = chain if value is None else [*chain, value]
+        items: list[Expr | Value] = [*chain] if value is None else [*chain, value]
         return self._chain(items, scale) if items else Value(scale, "", "")
 
     def _chain(self, items: Sequence[Expr | Value], scale: int | None = None) -> Value:
