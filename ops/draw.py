@@ -11,6 +11,7 @@ from torch import Tensor
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import Input, Interval, RecurrenceSpec
+from linalg_dsl.ops.promises import promised_range
 from linalg_dsl.ops.reference import const_values
 
 GateKind = Literal["mild", "slow", "strong", "resets", "zero"]
@@ -36,11 +37,13 @@ def draw(
     The numbers are drawn on the CPU in float64 from ``seed``, then rounded to ``dtype`` and moved, so
     that they do not depend on device or type. ``heads`` gives some names fewer heads than ``H``.
 
-    Vectors [K] without a promise are normal numbers scaled to a length of about 1.
+    Vectors [K] without a promise are normal numbers scaled to a length of about 1, square matrices to
+    eigenvalues of at most about 1.
 
     Gates, as decay per token in the log: ``mild`` log sigmoid of a normal (2, 1), over 4; ``slow`` about
     -0.002; ``strong`` a mixture of 0, -1e-7, -1, -10 and -60; ``resets`` mild, with one token in eight at
-    -inf, -1e4 or -60 (in linear space at the lower end of the declared range); ``zero`` no decay.
+    -inf, -1e4 or -60 (in linear space at the lower end of the declared range); ``zero`` no decay. A gate
+    whose range holds negative numbers has either sign; where it holds 0, ``resets`` are exactly 0.
     """
     if gates not in get_args(GateKind):
         raise ArgumentError(f"gates is one of {', '.join(get_args(GateKind))}, got {gates!r}")
@@ -70,29 +73,36 @@ def draw_state(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, ...]:
-    """A normal initial state [N, H, *dims] for every state of the spec."""
+    """What is carried into a sequence, [N, H, *dims] each, in the order of ``spec.carried``.
+
+    States are normal numbers, shifted inputs what their declaration promises.
+    """
     generator = torch.Generator().manual_seed(seed + 7919)
     sizes: dict[str, float] = {"K": K, "V": V}
     sizes |= const_values(spec, {"K": K, "V": V}, {})
-    return tuple(
-        torch.randn(
-            (N, H, *(_size(spec, sizes, d) for d in s.dims)), generator=generator, dtype=torch.float64
-        ).to(device=device, dtype=dtype)
-        for s in spec.states
-    )
+
+    def shape(dims: tuple[Dim, ...]) -> tuple[int, ...]:
+        return (N, H, *(_size(spec, sizes, d) for d in dims))
+
+    drawn = [torch.randn(shape(s.dims), generator=generator, dtype=torch.float64) for s in spec.states]
+    drawn += [_draw_one(i, shape(i.dims), "mild", generator) for i in spec.shifted]
+    return tuple(x.to(device=device, dtype=dtype) for x in drawn)
 
 
 def _draw_one(decl: Input, shape: tuple[int, ...], gates: GateKind, generator: torch.Generator) -> Tensor:
     match decl.kind:
         case "log_gate":
-            return _into(_log_decay(shape, gates, generator), decl.range, default_high=0.0)
+            value = _log_decay(shape, gates, generator)
+            if gates == "mild" and (decl.range.high or 0) > 0:  # some tokens grow, the state does not explode
+                value = value + 0.1 * torch.rand(shape, generator=generator, dtype=torch.float64)
+            return _into(value, decl.range, default_high=0.0)
         case "gate":
             return _linear_gate(decl, shape, gates, generator)
     value = _in_range(decl.range, shape, generator)
     if decl.unit:
         # a hair below 1, so that rounding to a short type keeps the promise nearly always
         value = value / value.norm(dim=-1, keepdim=True).clamp_min(1e-30) * (1 - 1e-7)
-    elif decl.timed and decl.dims and decl.dims[-1] == "K" and decl.range == Interval():
+    elif decl.range == Interval() and (_is_square(decl) or (decl.timed and decl.dims[-1:] == ("K",))):
         # keys of length about 1, as models have them: an erase along longer ones makes the state explode
         value = value * value.shape[-1] ** -0.5
     return value
@@ -116,14 +126,22 @@ def _log_decay(shape: tuple[int, ...], gates: GateKind, generator: torch.Generat
 
 
 def _linear_gate(decl: Input, shape: tuple[int, ...], gates: GateKind, generator: torch.Generator) -> Tensor:
-    low = 0.0 if decl.range.low is None else decl.range.low
-    high = 1.0 if decl.range.high is None else decl.range.high
+    promise = promised_range(decl)
+    low = -1.0 if promise.low is None else promise.low
+    high = max(1.0, low + 1.0) if promise.high is None else promise.high
     decay = torch.exp(_log_decay(shape, gates, generator))
-    if low < 0:  # a signed gate: the magnitude decays, the sign is free
+    if low < 0 < high:  # a signed gate: the magnitude decays, the sign is free
         sign = _pick((-1.0, 1.0), shape, generator)
-        return _into(sign * decay * min(high, -low), decl.range)
-    # the smallest is not 0: the gradient of a linear gate is undefined there
-    return _into(low + (high - low) * decay.clamp_min(1e-26), decl.range)
+        return _into(torch.where(sign < 0, low, high) * decay, promise)
+    if high <= 0:
+        return _into(low * decay, promise)
+    # the smallest is not 0 unless 0 is promised: the logarithm has no gradient there
+    floor = 0.0 if low == 0 and not promise.low_open else 1e-26
+    return _into(low + (high - low) * decay.clamp_min(floor), promise)
+
+
+def _is_square(decl: Input) -> bool:
+    return len(decl.dims) == 2 and decl.dims[0] == decl.dims[1]
 
 
 def _in_range(promise: Interval, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -36,8 +36,7 @@ from linalg_dsl.algebra.expr import (
 )
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
-
-States = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+from linalg_dsl.ops.states import States, pack_states, unpack_states
 
 
 def reference(
@@ -53,13 +52,14 @@ def reference(
     """Runs ``spec`` one token after the other.
 
     ``tensors`` holds every declared input, [B, T, H, *dims], and param, [H, *dims]; head counts are
-    equal or divide the largest, H. ``initial_state`` is [N, H, *dims] per state (a tensor for one
-    state, a sequence or mapping for several), where N is B, or the number of sequences when
+    equal or divide the largest, H. ``initial_state`` is [N, H, *dims] per carried tensor (a tensor for
+    one, a sequence or mapping for several, in the order of ``spec.carried``: the states, then what
+    shifted inputs were at the token before), where N is B, or the number of sequences when
     ``cu_seqlens`` (N + 1 offsets, batch 1) packs several into one row. Everything is computed in
     ``dtype``, by default the promoted type of the tensors and at least float32.
 
-    Returns the output [B, T, H, *dims] and, if asked for, the state after the last token [N, H,
-    *dims] (else None; a tuple for several states), both of type ``dtype``. Built from ordinary
+    Returns the output [B, T, H, *dims] and, if asked for, what is carried after the last token [N, H,
+    *dims] (else None; a named tuple for several), both of type ``dtype``. Built from ordinary
     differentiable operations: autograd goes through it any number of times.
     """
     problem = _Problem.bind(spec, tensors, consts or {}, initial_state, dtype)
@@ -76,7 +76,7 @@ def reference(
         last = [torch.cat(s) for s in zip(*(p[1] for p in pieces), strict=True)]
     if not output_final_state:
         return o, None
-    return o, last[0] if len(last) == 1 else tuple(last)
+    return o, pack_states(spec, last)
 
 
 def dimension_sizes(
@@ -147,9 +147,10 @@ class _Problem:
             raise ArgumentError(f"{spec.name} has no input {sorted(unknown)[0]!r}")
         sizes = dimension_sizes(spec, tensors, consts)
         if initial_state is not None:
-            for state, tensor in zip(spec.states, _state_list(spec, initial_state), strict=True):
-                for dim, size in zip(state.dims, tensor.shape[2:], strict=False):
-                    _bind_size(sizes, dim, size, f"{spec.name}: initial state {state.name}")
+            given = unpack_states(spec, initial_state)
+            for (name, dims), tensor in zip(_carried_dims(spec), given, strict=True):
+                for dim, size in zip(dims, tensor.shape[2:], strict=False):
+                    _bind_size(sizes, dim, size, f"{spec.name}: initial state {name}")
         every = [tensors[i.name] for i in spec.inputs]
         work = dtype or torch.float32
         if dtype is None:
@@ -171,13 +172,8 @@ class _Problem:
             have = tensor.shape[axis]
             if have == 0 or heads % have:
                 raise ArgumentError(f"{spec.name}: {decl.name} has {have} heads, which do not divide {heads}")
-            wide = tensor.to(work).repeat_interleave(heads // have, dim=axis)
-            if decl.kind == "log_gate":
-                wide = wide.clamp_min(max(RESET, torch.finfo(work).min))
-            # every value is a matrix [..., rows, columns]: a vector is a column, a scalar 1 x 1
-            for _ in range(2 - len(decl.dims)):
-                wide = wide.unsqueeze(-1)
-            spread[decl.timed][decl.name] = wide
+            wide = _finite_gate(tensor.to(work).repeat_interleave(heads // have, dim=axis), decl)
+            spread[decl.timed][decl.name] = _as_matrix(wide, len(decl.dims))
         scalars = {**sizes, **const_values(spec, sizes, consts)}
         device = every[0].device
         constants = {n: torch.tensor(float(v), dtype=work, device=device) for n, v in scalars.items()}
@@ -186,42 +182,42 @@ class _Problem:
         )
 
     def start(self, initial_state: States | None, cu_seqlens: Tensor | None) -> list[Tensor]:
-        """The states before the first token, [N, H, rows, columns] each."""
+        """What is carried into the first token, [N, H, rows, columns] each; a shift brings zeros."""
         count = self.batch if cu_seqlens is None else cu_seqlens.numel() - 1
-        given = None if initial_state is None else _state_list(self.spec, initial_state)
-        states = []
-        for i, state in enumerate(self.spec.states):
-            shape = (count, self.heads, *(self.size(d) for d in state.dims))
+        given = None if initial_state is None else unpack_states(self.spec, initial_state)
+        fill = [s.start for s in self.spec.states] + [0.0 for _ in self.spec.shifted]
+        carried = []
+        for i, (name, dims) in enumerate(_carried_dims(self.spec)):
+            shape = (count, self.heads, *(self.size(d) for d in dims))
             if given is None:
-                value = torch.full(shape, state.start, dtype=self.dtype, device=self.device)
+                value = torch.full(shape, fill[i], dtype=self.dtype, device=self.device)
             elif tuple(given[i].shape) != shape:
                 raise ArgumentError(
-                    f"{self.spec.name}: initial state {state.name} has shape {tuple(given[i].shape)}, "
+                    f"{self.spec.name}: initial state {name} has shape {tuple(given[i].shape)}, "
                     f"expected {shape}"
                 )
             else:
                 value = given[i].to(self.dtype)
-            for _ in range(2 - len(state.dims)):
-                value = value.unsqueeze(-1)
-            states.append(value)
-        return states
+            carried.append(_as_matrix(value, len(dims)))
+        for i, decl in enumerate(self.spec.shifted, len(self.spec.states)):
+            carried[i] = _finite_gate(carried[i], decl)
+        return carried
 
-    def run(self, begin: int, end: int, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The tokens ``begin`` to ``end`` as one sequence: output, and the states after it."""
+    def run(self, begin: int, end: int, carried: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The tokens ``begin`` to ``end`` as one sequence: output, and what is carried after it."""
         names = [s.name for s in self.spec.states]
-        past = dict(zip(names, states, strict=True))
+        shifted = [i.name for i in self.spec.shifted]
+        past = dict(zip([*names, *shifted], carried, strict=True))
         updates = {e.target: e.value for e in self.spec.updates}
-        shifted = {name: self.timed[name] for name in _shifted(self.spec)}
         outputs = []
         for t in range(begin, end):
             now = {name: x[:, t] for name, x in self.timed.items()}
-            # a shifted input is zero before the first token of its sequence
-            before = {n: x[:, t - 1] if t > begin else torch.zeros_like(x[:, t]) for n, x in shifted.items()}
-            step = _Step({**self.constants, **now}, {**before, **past}, self.sizes, updates)
+            step = _Step({**self.constants, **now}, past, self.sizes, updates)
             fresh = {name: self._full(step.state(name), past[name]) for name in names}
             outputs.append(step.evaluate(self.spec.outputs[0].value))
-            past = fresh
-        after = [_drop_axes(past[s.name], 2 - len(s.dims)) for s in self.spec.states]
+            past = fresh | {name: now[name] for name in shifted}
+        dims = [d for _, d in _carried_dims(self.spec)]
+        after = [_drop_axes(x, 2 - len(d)) for x, d in zip(past.values(), dims, strict=True)]
         return self._stack(outputs), after
 
     def size(self, dim: Dim) -> int:
@@ -416,33 +412,24 @@ def _fold_product(values: Sequence[Tensor]) -> Tensor:
     return result
 
 
-def _shifted(spec: RecurrenceSpec) -> frozenset[str]:
-    """The inputs that some equation takes from the token before."""
-    states = {s.name for s in spec.states}
-    found: set[str] = set()
-    todo = [e.value for e in (*spec.updates, *spec.outputs)]
-    while todo:
-        expr = todo.pop()
-        if isinstance(expr, Symbol) and expr.time == -1 and expr.name not in states:
-            found.add(expr.name)
-        todo.extend(expr.children)
-    return frozenset(found)
+def _carried_dims(spec: RecurrenceSpec) -> list[tuple[str, tuple[Dim, ...]]]:
+    """Name and axes of every carried tensor."""
+    dims = [s.dims for s in spec.states] + [i.dims for i in spec.shifted]
+    return list(zip(spec.carried, dims, strict=True))
 
 
-def _state_list(spec: RecurrenceSpec, given: States) -> list[Tensor]:
-    names = [s.name for s in spec.states]
-    match given:
-        case Tensor():
-            listed = [given]
-        case Mapping():
-            if set(given) != set(names):
-                raise ArgumentError(f"{spec.name}: initial_state has {sorted(given)}, expected {names}")
-            listed = [given[n] for n in names]
-        case _:
-            listed = list(given)
-    if len(listed) != len(names):
-        raise ArgumentError(f"{spec.name}: initial_state holds {len(listed)} tensors, expected {len(names)}")
-    return listed
+def _finite_gate(value: Tensor, decl: Input) -> Tensor:
+    """A log gate of -inf as a number that exp takes to 0."""
+    if decl.kind != "log_gate":
+        return value
+    return value.clamp_min(max(RESET, torch.finfo(value.dtype).min))
+
+
+def _as_matrix(value: Tensor, axes: int) -> Tensor:
+    """[..., rows, columns]: a vector is a column, a scalar 1 x 1."""
+    for _ in range(2 - axes):
+        value = value.unsqueeze(-1)
+    return value
 
 
 def _offsets(cu_seqlens: Tensor, problem: _Problem) -> list[int]:

@@ -160,7 +160,7 @@ class _Tracer:
                 self.symbols[name] = Traced(syn.Ref(name, None))
         elif isinstance(annotation, StateKind) or (annotation is none and position == 0):
             carried = annotation if isinstance(annotation, StateKind) else StateKind()
-            dims: tuple[syn.DimName, ...] = tuple((d, self.span) for d in carried.dims)
+            dims = None if carried.dims is None else tuple((d, self.span) for d in carried.dims)
             self.statements.append(syn.StateDecl(name, self.span, dims, carried.start))
             self.symbols[name] = Traced(syn.Ref(name, syn.Index(-1)))
             self.states.append(name)

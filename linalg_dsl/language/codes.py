@@ -24,8 +24,9 @@ EXPLANATIONS: dict[str, str] = {
     "E107": """The text is longer, nested deeper, or expands to more terms than the limits allow. A
     binding counts once for every place where it is used.""",
     "E108": """A declaration says what a name is with words that are not known here. Kinds are `[K]`,
-    `[V]`, `[n, K]`, `[n, V]`, `[n]`, `scalar`, `log gate`, `log gate [K]`, `gate`, `gate [K]`;
-    properties are `unit` and ranges such as `in (0, 2)`, `in [0, 1)`, `<= 0`.""",
+    `[V]`, `[n, K]`, `[n, V]`, `[n]`, `[K, K]`, `[V, V]`, `[K, V]`, `scalar`, `log gate`, `gate`, and gates
+    `[K]`, `[V]`, `[n]`, `[K, V]`; properties are `unit` and ranges such as `in (0, 2)`, `in [0, 1)`,
+    `<= 0`.""",
     "E201": """A name is used that nothing declares and no equation defines.""",
     "E202": """An input, a binding or a state changes with the token and is written with its index,
     `k_t`.""",
@@ -39,7 +40,8 @@ EXPLANATIONS: dict[str, str] = {
     "E207": """A declaration names the tensor without its time index: `input k : [K]`; equations then
     write `k_t`.""",
     "E208": """A dimension is K, V, a whole number, or a const whose value is a whole number from 1 to
-    64. Rows come first: `[n, K]`.""",
+    64. An input is a scalar, [K], [V], [n], [n, K], [n, V] (rows come first), [K, K], [V, V] or [K, V]; a
+    gate a scalar, [K], [V], [n] or [K, V]; a state has any two of these axes, one, or none.""",
     "E209": """A subscript counts only at the end of a word, so `k_tv_t` is one name, not `k_t v_t`.
     Products of names need a space or a sign between them.""",
     "E301": """The terms of a sum have one shape. Only a scalar may be added to something else: to a
@@ -59,18 +61,21 @@ EXPLANATIONS: dict[str, str] = {
     "E307": """`_{t,j}` picks a row of an [n, K] or [n, V] input, or an entry of an [n] one; rows are
     counted from 1 to n in text, and from 0 in Python.""",
     "E308": """The right-hand side does not have the shape of what is assigned: a state keeps its declared
-    shape ([K, V] if nothing is declared), the output is a column or a scalar, a const is a number.""",
+    shape (if nothing is declared, that of what is added to it, else [K, V]), the output is a column or a
+    scalar, a const is a number.""",
     "E309": """I takes its size from the square matrix beside it in a sum or product; here nothing gives
     it one.""",
-    "E401": """The state after the update, `S_t`, is used where it is not known yet. The state that an
-    update reads is `S_{t-1}`; a read of `S_t` stands below the equation of `S_t`.""",
+    "E401": """The state after the update, `S_t`, is used where it is not known yet. The state that its own
+    update reads is `S_{t-1}`; whatever uses `S_t`, the update of another state or the output, stands below
+    the equation of `S_t`, so no two states may need each other's present.""",
     "E402": """A binding is used above the equation that defines it. Equations are read from top to
     bottom.""",
     "E403": """There is no output. One equation gives `o_t`, or the name that an `output` line declares.""",
     "E404": """There is no state: nothing refers to its own value at the token before.""",
-    "E405": """The update uses the matrix state nonlinearly (inside a function, below a fraction line,
-    or multiplied by itself). Such a recurrence has no matrix-product form and can only be
-    stepped through; it is refused.""",
+    "E405": """The update uses a matrix state nonlinearly: inside a function, below a fraction line, or
+    multiplied by itself or by a state that feeds on it. Such a recurrence has no matrix-product form and can
+    only be stepped through; it is refused. Vector and scalar states that a matrix state does not feed may use
+    any function, and so may whatever is read from a state into the output or into another state.""",
     "E406": """Inputs, params, consts and dimensions are given from outside; an equation cannot assign
     them.""",
     "E407": """The left-hand side of an equation is a name at the token: `x_t = ...`.""",
@@ -86,39 +91,31 @@ EXPLANATIONS: dict[str, str] = {
     "E502": """A promise that its kind of input cannot keep or already has: `unit` belongs to vectors,
     a range to numbers of its kind.""",
     "E503": """The same kind of property is given twice.""",
-    "E901": """Recurrences with more than one state are not supported yet.""",
     "E902": """Shifts (an input or a binding at the token before, `k_{t-1}`) are not supported yet.""",
     "E903": """Substeps (`for j in 1..n:`) are not supported yet. For a fixed small n, write the steps out
     as a product of factors, with `k_{t,1}`, `k_{t,2}`.""",
-    "E904": """Signed gates (`gate in (-1, 1)`) are not supported yet.""",
-    "E905": """A gate in linear space that may be exactly 0 is not supported yet, since its logarithm is
-    taken. Declare a log gate: -inf is then a reset and is safe.""",
-    "E906": """Inputs of this kind are not supported yet. Supported are [K], [V], [n, K], [n, V], [n],
-    scalar, and gates, scalar or [K].""",
-    "E907": """Functions of what is read from the state are not supported yet. Give the plain read as the
-    output and apply the function to it outside.""",
-    "E908": """Nonlinear recurrences of vector or scalar states are not supported yet.""",
     # what the planner does not bring to a chunk form
-    "E951": """The past state is multiplied from the value side (`S_{t-1} M_t`) or from both sides. Only
-    transitions on the key side, `M_t S_{t-1}`, are supported yet.""",
-    "E952": """A scalar read from the state multiplies a write or another vector. Such an update is of low
-    rank on both sides, so that no chunk form exists; it is not supported yet.""",
+    "E951": """The gate of the state is no product of one gate per axis, or an erase reads the state before
+    the gate of the axis that it does not erase: every element, or every column, would need a recurrence of
+    its own. Such updates have no chunk form.""",
+    "E952": """The state is erased along both axes, or a scalar read from it multiplies a write or another
+    vector. Such an update is of low rank on both sides, so that no chunk form exists; it is not supported
+    yet.""",
     "E953": """A term is neither a product with the state nor an outer product of vectors of the token (in the
     output: a column of the token). It is not supported yet.""",
-    "E954": """The update keeps nothing of the past state but a low-rank part (no decay, no identity). Such
-    recurrences are not supported yet.""",
     "E955": """The update writes nothing, or it writes or erases along more vectors than are supported: at
     most 4 erases and 8 writes per token.""",
-    "E956": """The decay of the state must be proved positive, since its logarithm is taken, and nothing that
-    is declared proves it. Declare the gate's range (`scalar in (0, 1)`, `gate`), or declare a log gate and
-    write `exp(g_t)`.""",
     "E957": """The output uses the state in a way that is not supported yet. An output is a sum of reads
-    `S_tᵀ q_t`, each perhaps scaled by a scalar or a vector [V], and of terms without the state.""",
-    "E958": """Only recurrences with one state of shape [K, V] and one output are supported yet.""",
+    `S_tᵀ q_t` (or of reads `S_t p_t`), each perhaps scaled by a scalar or a vector, and of terms without the
+    state.""",
+    "E958": """Only recurrences with one state of shape [K, V] or [V, K] and one output are supported yet.""",
     "E959": """Elementwise arithmetic on matrices is supported with outer products only: not yet where a
     scalar is added to every element of a [K, V] matrix, or where an elementwise product has a factor
     that is no `x yᵀ`.""",
     "E961": """A const has no finite value, or a dimension that it gives is no whole number from 1 to 64.""",
+    "E970": """States that feed each other are computed in stages, one component after the other, and a
+    stage hands on vectors: what is read from its state. Here a stage would have to hand on a whole matrix,
+    its states have more than two axes between them, or a vector meets a state that lacks its axis.""",
     "E962": """No input or param has one of the state's axes, so no call could say how large it is.""",
 }
 

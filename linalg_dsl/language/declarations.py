@@ -10,11 +10,13 @@ from linalg_dsl.algebra.expr import Dim, Shape
 from linalg_dsl.language import syntax as syn
 from linalg_dsl.language.mistakes import Mistakes, nearest
 from linalg_dsl.language.names import DIMENSIONS, RESERVED, ascii_name
-from linalg_dsl.language.printer import default_range, show_float
-from linalg_dsl.language.spec import Const, Input, Interval, State
+from linalg_dsl.language.printer import default_range
+from linalg_dsl.language.spec import Const, Input, Interval, State, shape_of
 from linalg_dsl.source import Span
 
 MOST_ROWS = 64
+SQUARES: tuple[tuple[Dim, ...], ...] = (("K", "K"), ("V", "V"), ("K", "V"))
+"""Inputs with two of the state's axes."""
 
 
 Role = Literal["input", "param", "const", "state", "binding", "output"]
@@ -126,15 +128,21 @@ class Names:
             hint = f"rows come first: [{dims[1]}, {dims[0]}]"
             self.mistakes.add("E208", f"an input of shape {what}", span, hint)
             return
-        if declared.kind != "plain" or not declared.timed:
-            allowed = dims in ((), ("K",)) or (declared.kind == "plain" and dims == ("V",))
+        if declared.kind == "plain":
+            allowed = len(dims) < 2 or (len(dims) == 2 and counted == [True, False]) or dims in SQUARES
         else:
-            allowed = len(dims) < 2 or (len(dims) == 2 and counted == [True, False])
+            allowed = len(dims) < 2 or dims == ("K", "V")
         if not allowed:
             word = {"plain": "", "log_gate": "log gate ", "gate": "gate "}[declared.kind]
             keyword = "input" if declared.timed else "param"
-            message = f"`{keyword} {declared.name} : {word}{what}` is not supported yet"
-            self.mistakes.add("E906", message, span)
+            hint = "a gate is a scalar, [K], [V], [n] or [K, V]"
+            if declared.kind == "plain":
+                hint = "an input is a scalar, [K], [V], [n], [n, K], [n, V], [K, K], [V, V] or [K, V]"
+            if dims == ("V", "K"):
+                hint = f"declare [K, V], and write `{declared.name}_tᵀ` for the transpose"
+            self.mistakes.add(
+                "E208", f"`{keyword} {declared.name} : {word}{what}` has no such shape", span, hint
+            )
 
     def _check_promises(self, declared: syn.InputDecl, dims: tuple[Dim, ...]) -> None:
         add = self.mistakes.add
@@ -147,41 +155,24 @@ class Names:
             return
         if _is_empty(promised):
             add("E501", "this range holds no number", declared.range_span)
-        elif declared.kind == "gate":
-            self._check_gate(declared, promised)
-
-    def _check_gate(self, declared: syn.InputDecl, promised: Interval) -> None:
-        add, low = self.mistakes.add, promised.low
-        if low is None or low < 0:
-            hint = "a gate in linear space lies in (0, 1]; or declare a log gate"
-            add("E904", "signed gates are not supported yet", declared.range_span, hint)
-        elif low == 0 and not promised.low_open:
-            hint = (
-                f"use a log gate, -inf is a reset; or leave 0 out: `in (0, {show_float(promised.high or 1)}]`"
-            )
-            add("E905", "a gate that may be exactly 0 is not supported yet", declared.range_span, hint)
 
     # -- states -------------------------------------------------------------------------------
     def state(self, declared: syn.StateDecl) -> State | None:
-        dims = self.dims(declared.dims)
+        """The state, entered into the table; without ``dims`` where they are left to its update."""
+        dims = None if declared.dims is None else self.dims(declared.dims)
+        unknown = declared.dims is not None and dims is None
         if dims is not None and len(dims) > 2:
-            self.mistakes.add("E208", "a state has at most two dimensions", declared.dims[2][1])
-            dims = None
+            span = declared.dims[2][1] if declared.dims else declared.span
+            self.mistakes.add("E208", "a state has at most two dimensions", span)
+            dims, unknown = None, True
         shape = None if dims is None else shape_of(dims)
-        entered = self.declare(declared.name, Entry("state", shape, declared.span, dims or ()))
-        return (
-            State(declared.name, dims, declared.start, declared.span)
-            if entered and dims is not None
-            else None
-        )
+        if not self.declare(declared.name, Entry("state", shape, declared.span, dims or ())):
+            return None
+        return None if unknown else State(declared.name, dims or (), declared.start, declared.span)
 
 
 def const_entry(const: Const) -> Entry:
     return Entry("const", ex.SCALAR, const.span)
-
-
-def shape_of(dims: tuple[Dim, ...]) -> Shape:
-    return Input("", dims).shape
 
 
 def _first_span(declared: syn.InputDecl) -> Span | None:

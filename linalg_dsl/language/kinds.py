@@ -48,7 +48,9 @@ class Dimension(Traced):
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    dims: tuple[str | int, ...] = ("K", "V")
+    """A carried tensor; without ``dims`` its shape is what its update has."""
+
+    dims: tuple[str | int, ...] | None = None
     start: float = 0.0
 
 
@@ -102,11 +104,16 @@ def Param(kind: Kind | Dimension | None = None) -> Kind:
     return replace(_plain(kind_of(kind) if kind is not None else Kind()), timed=False)
 
 
-def State(*dims: Dimension | str | int, start: float = 0.0) -> StateKind:
-    """A carried tensor, [K, V] unless dims are given."""
+def State(*dims: Dimension | Kind | str | int, start: float = 0.0) -> StateKind:
+    """A carried tensor: ``State(K)``, ``State(Scalar)``; without dims of the shape of its update."""
     if math.isnan(start):
         raise ValueError("the start of a state is a number")
-    return StateKind(_dims(dims) or ("K", "V"), float(start))
+    if len(dims) == 1 and dims[0] is Scalar:
+        return StateKind((), float(start))
+    if any(isinstance(d, Kind) for d in dims):
+        raise TypeError("State takes K, V, counts, or Scalar alone")
+    named = _dims(tuple(d for d in dims if not isinstance(d, Kind)))
+    return StateKind(named or None, float(start))
 
 
 def kind_of(annotation: Any) -> Kind | None:

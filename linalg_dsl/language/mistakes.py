@@ -34,6 +34,12 @@ class Mistakes:
         if mistake not in self.found:
             self.found.append(mistake)
 
+    def copy(self) -> Mistakes:
+        """Those found so far, to be added to apart."""
+        other = Mistakes()
+        other.found = list(self.found)
+        return other
+
     @property
     def full(self) -> bool:
         """Whether no more are kept."""

@@ -146,7 +146,7 @@ class _Reader(TreeReader):
                 name, value = kids
                 return [syn.ConstDecl(self.name(name), self.token_span(name), self.expr(value))]
             case "state":
-                return [self.state(kids)]
+                return [*self.states(kids)]
             case "output":
                 return [syn.OutputDecl(self.name(kids[0]), self.token_span(kids[0]))]
             case "equation":
@@ -156,22 +156,22 @@ class _Reader(TreeReader):
             case other:
                 raise InternalError(f"unknown rule {other}")
 
-    def state(self, kids: list[Any]) -> syn.StateDecl:
-        name, tail, start = kids
-        dims: tuple[syn.DimName, ...] = (("K", None), ("V", None))
+    def states(self, kids: list[Any]) -> list[syn.StateDecl]:
+        names, tail, start = kids
+        dims: tuple[syn.DimName, ...] | None = None
         if tail is not None:
             kind = self.tail(tail)
             if kind.kind != "plain" or kind.range is not None or kind.unit:
                 self.refuse(
                     "E108",
                     "a state is declared by its shape alone",
-                    self.token_span(name),
+                    self.tree_span(names),
                     "write `state S : [K, V]`, and `= 0` for its start",
                 )
                 raise Refused
             dims = kind.dims
         value = 0.0 if start is None else self.bound(start)
-        return syn.StateDecl(self.name(name), self.token_span(name), dims, value)
+        return [syn.StateDecl(self.name(n), self.token_span(n), dims, value) for n in names.children]
 
     def tail(self, tree: Tree[Token]) -> syn.InputDecl:
         """What stands after the colon, as a declaration without a name."""

@@ -6,8 +6,10 @@ from fractions import Fraction
 
 from linalg_dsl.algebra import expr as ex
 from linalg_dsl.algebra.expr import Expr
+from linalg_dsl.algebra.traverse import symbols
 from linalg_dsl.errors import InternalError
-from linalg_dsl.language.spec import Input, Interval, RecurrenceSpec, State
+from linalg_dsl.language.inference import shown_by
+from linalg_dsl.language.spec import Equation, Input, Interval, RecurrenceSpec, State
 
 _SUM, _PRODUCT, _POSTFIX, _ATOM = range(4)
 """How tightly a piece of text binds; a piece is put in parentheses where more is asked for."""
@@ -141,12 +143,29 @@ def show_spec(spec: RecurrenceSpec) -> str:
     width = max((len(i.name) for i in spec.inputs), default=0)
     lines += [_input(i, width) for i in spec.inputs]
     lines += [f"const {c.name} = {show_expr(c.value)}" for c in spec.consts]
-    lines += [_state(s) for s in spec.states if (s.dims, s.start) != (("K", "V"), 0.0)]
+    lines += [_state(s) for s in spec.states if not _goes_without_saying(s, spec)]
     lines += [f"output {o.target}" for o in spec.outputs if o.target != "o"]
     lines.append("")
-    written = spec.written or spec.updates + spec.outputs
+    written = spec.written or (*_feeding_order(spec), *spec.outputs)
     lines += [f"{e.target}_t = {show_expr(e.value)}" for e in written]
     return "\n".join(lines) + "\n"
+
+
+def _feeding_order(spec: RecurrenceSpec) -> list[Equation]:
+    """The updates so that each stands below those whose results it uses."""
+    left, placed = list(spec.updates), list[Equation]()
+    while left:
+        waiting = {e.target for e in left}
+        ready = next((e for e in left if not _present(e.value) & waiting), None)
+        if ready is None:
+            raise InternalError(f"{spec.name}: states need each other's present")
+        left.remove(ready)
+        placed.append(ready)
+    return placed
+
+
+def _present(expr: Expr) -> set[str]:
+    return {s.name for s in symbols(expr) if s.time == 0}
 
 
 _DEFAULT_RANGE = {
@@ -173,6 +192,13 @@ def _input(declared: Input, width: int) -> str:
         words.append(show_range(declared.range))
     keyword = "input" if declared.timed else "param"
     return f"{keyword} {declared.name:<{width}} : {' '.join(words)}"
+
+
+def _goes_without_saying(state: State, spec: RecurrenceSpec) -> bool:
+    """Whether a text without a declaration of the state means the same."""
+    if len(spec.states) > 1 or (state.dims, state.start) != (("K", "V"), 0.0):
+        return False
+    return all(shown_by(e.value, state.name) == state.dims for e in spec.updates)
 
 
 def _state(state: State) -> str:

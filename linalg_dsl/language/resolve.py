@@ -6,7 +6,6 @@ gives ``spec.written``; then with bindings substituted, which gives ``updates`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,30 +13,50 @@ from linalg_dsl.algebra import expr as ex
 from linalg_dsl.algebra.expr import Expr, Shape, show_shape
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language import syntax as syn
-from linalg_dsl.language.declarations import Entry, Names, Role, const_entry, shape_of
+from linalg_dsl.language.declarations import Entry, Names, Role, const_entry
+from linalg_dsl.language.graph import components
+from linalg_dsl.language.inference import infer
+from linalg_dsl.language.linearity import check_linear
 from linalg_dsl.language.mistakes import Mistakes
 from linalg_dsl.language.names import DIMENSIONS, RESERVED
 from linalg_dsl.language.scope import Scope, article, lost_lines, show_ref
 from linalg_dsl.language.spec import Const, Equation, Input, RecurrenceSpec, State
-from linalg_dsl.language.terms import Evaluator, Value
+from linalg_dsl.language.terms import DEEPEST, Evaluator
+from linalg_dsl.language.values import Value
 from linalg_dsl.source import Span
 
 AnyStatement = TypeVar("AnyStatement", bound=syn.Statement)
+MOST_STATES = 16
+DEFAULT: Shape = ("K", "V")
+"""The shape of a state about which nothing is known."""
 LARGEST_TOTAL = 20_000
 """Terms of all equations together, bindings substituted."""
 
 
 def resolve(document: syn.Document, mistakes: Mistakes) -> RecurrenceSpec:
-    """The spec of a document; raises ``DslError`` with all mistakes, those of the parser included."""
-    spec = _Resolver(document, mistakes).spec()
-    mistakes.raise_if_any()
+    """The spec of a document; raises ``DslError`` with all mistakes, those of the parser included.
+
+    Where the inferred shape of the only state leads to mistakes, the default may be what was meant: the
+    reading with fewer mistakes is reported.
+    """
+    reading = _Resolver(document, mistakes.copy())
+    spec = reading.spec()
+    if reading.mistakes.found and reading.inferred_another:
+        default = _Resolver(document, mistakes.copy(), infer_states=False)
+        second = default.spec()
+        if len(default.mistakes.found) <= len(reading.mistakes.found):
+            reading, spec = default, second
+    reading.mistakes.raise_if_any()
     if spec is None:
         raise InternalError("no spec and no mistake")
     return spec
 
 
 class _Resolver:
-    def __init__(self, document: syn.Document, mistakes: Mistakes) -> None:
+    def __init__(self, document: syn.Document, mistakes: Mistakes, infer_states: bool = True) -> None:
+        self.infer_states = infer_states
+        self.inferred_another = False
+        """Whether the only state got another shape than [K, V] without a declaration."""
         self.document = document
         self.mistakes = mistakes
         self.names = Names(mistakes)
@@ -48,6 +67,8 @@ class _Resolver:
         self.consts: list[Const] = []
         self.states: dict[str, State] = {}
         self.output = "o"
+        self.changes: dict[str, tuple[Value, Span | None]] = {}
+        """The update of every state, with its place."""
         self.expanded: dict[str, Expr] = {}
         self.written: list[Equation] = []
         self.updates: list[Equation] = []
@@ -65,7 +86,9 @@ class _Resolver:
 
     def spec(self) -> RecurrenceSpec | None:
         self.declare()
-        self.find_states()
+        if not self.find_states():
+            return None
+        self.infer_shapes()
         for loop in self.loops:
             hint = "for a fixed small n write the steps out as a product, with rows `k_{t,1}`, `k_{t,2}`"
             self.add("E903", "substeps are not supported yet", loop.span, hint)
@@ -76,13 +99,15 @@ class _Resolver:
             if size > LARGEST_TOTAL:
                 self.add("E107", f"the equations expand to more than {LARGEST_TOTAL} terms", assign.span)
                 return None
+        check_linear(self.changes, self.state_shapes(), self.mistakes)
         self.check_complete()
+        order = list(self.states)
         return RecurrenceSpec(
             self.document.name,
             tuple(self.inputs),
             tuple(self.consts),
             tuple(self.states.values()),
-            tuple(self.updates),
+            tuple(sorted(self.updates, key=lambda e: order.index(e.target))),
             tuple(self.outputs),
             tuple(self.written),
             self.document.doc,
@@ -138,26 +163,63 @@ class _Resolver:
         return None
 
     # -- which names are states ---------------------------------------------------------------
-    def find_states(self) -> None:
-        """A state is what refers to its own past, straight or through bindings."""
+    def find_states(self) -> bool:
+        """Enters all states; False if there are too many.
+
+        A state is what some equation reads at t - 1 and what depends on that value itself, straight or
+        through other names.
+        """
         reads: dict[str, set[tuple[str, int]]] = {}
         for assign in self.assigns:
             found = reads.setdefault(assign.name, set())
-            found.update((r.name, r.index.time) for r in _refs(assign.value) if r.index)
-        past = [a for a in self.assigns if _reaches(a.name, reads)]
-        if not past and not self.states:  # S_t = S_t + ... is a slip, and S a state all the same
-            past = [a for a in self.assigns if (a.name, 0) in reads[a.name]]
-        for assign in past:
+            found.update((r.name, r.index.time) for r in syn.refs(assign.value) if r.index)
+        together = components({name: {n for n, _ in found} for name, found in reads.items()})
+        carried = {
+            other
+            for name, found in reads.items()
+            for other, time in found
+            if time < 0 and together.get(other) == together[name]
+        }
+        if not carried and not self.states:  # S_t = S_t + ... is a slip, and S a state all the same
+            carried = {name for name, found in reads.items() if (name, 0) in found}
+        for assign in self.assigns:
             name = assign.name
-            if name in self.names.entries or name in RESERVED:
+            if name not in carried or name in self.names.entries or name in RESERVED:
                 continue
-            shape = None if self.states else shape_of(("K", "V"))
-            if self.names.declare(name, Entry("state", shape, assign.span, ("K", "V"))):
-                self.states[name] = State(name, span=assign.span)
-        for state in list(self.states.values())[1:]:
-            first = next(iter(self.states))
-            message = f"`{state.name}` is a second state beside `{first}`, which is not supported yet"
-            self.add("E901", message, state.span)
+            if self.names.declare(name, Entry("state", None, assign.span)):
+                self.states[name] = State(name, (), span=assign.span)
+        if len(self.states) > MOST_STATES:
+            place = list(self.states.values())[MOST_STATES].span
+            self.add("E107", f"more than {MOST_STATES} states", place, "one text holds one recurrence")
+            return False
+        return True
+
+    def infer_shapes(self) -> None:
+        """Gives every state a shape that has none yet."""
+        equations = [(a.name, a.value) for a in self.assigns if a.value.depth <= DEEPEST]
+        shapes = {name: self.names.entries[name].shape for name in self.states}
+        for name, shape in infer(equations, self.declared_shape, shapes).items():
+            self.inferred_another = shape != DEFAULT and len(self.states) == 1
+            if not self.infer_states:
+                shape = DEFAULT
+            dims = tuple(d for d in shape if d != 1) if 1 in shape else shape
+            self.states[name] = replace(self.states[name], dims=dims)
+            self.names.entries[name] = replace(self.names.entries[name], shape=shape, dims=dims)
+
+    def declared_shape(self, ref: syn.Ref) -> Shape | None:
+        """Of an input, param, const or dimension; None for other names."""
+        entry = self.names.entries.get(ref.name)
+        if ref.name in DIMENSIONS:
+            return ex.SCALAR
+        if entry is None or entry.role == "state":
+            return None
+        if ref.index and ref.index.row is not None:
+            return (entry.dims[1], 1) if len(entry.dims) == 2 else ex.SCALAR
+        return entry.shape
+
+    def state_shapes(self) -> dict[str, Shape]:
+        entries = {name: self.names.entries[name].shape for name in self.states}
+        return {name: shape for name, shape in entries.items() if shape is not None}
 
     # -- equations ----------------------------------------------------------------------------
     def equation(self, assign: syn.Assign) -> Value | None:
@@ -178,6 +240,7 @@ class _Resolver:
             return None
         if assign.index != syn.Index(0):
             self.add("E407", f"an equation gives `{name}_t`", assign.span, f"write `{name}_t = ...`")
+        self.scope.target = name
         value = Evaluator(self.scope.lookup, self.mistakes)(assign.value)
         if entry and (entry.role != "state" or name in self.scope.updated):
             hint = "give the first result a name of its own"
@@ -204,7 +267,7 @@ class _Resolver:
 
     def update(self, assign: syn.Assign, value: Value) -> None:
         shape = self.names.entries[assign.name].shape
-        self.linear(assign, value)
+        self.changes[assign.name] = (value, assign.span)
         if shape is not None and value.shape != shape:
             hint = _shape_hint(value.shape, shape, assign.name)
             message = (
@@ -212,24 +275,7 @@ class _Resolver:
             )
             self.add("E308", message, assign.value.span or assign.span, hint)
 
-    def linear(self, assign: syn.Assign, value: Value) -> None:
-        if not value.nonlinear:
-            return
-        shape = self.names.entries[assign.name].shape
-        where = value.nonlinear.span or assign.span
-        if shape is not None and 1 in shape:
-            message = f"a nonlinear recurrence of the vector state `{assign.name}`: not supported yet"
-            self.add("E908", message, where)
-            return
-        message = f"the update of `{assign.name}` is not linear in it: `{_crop(value.nonlinear.term)}`"
-        hint = "a chunk form exists only where every term holds S_{t-1} once, outside functions"
-        self.add("E405", message, where, hint.replace("S_", assign.name + "_"))
-
     def read(self, assign: syn.Assign, value: Value) -> None:
-        if value.nonlinear:
-            term = _crop(value.nonlinear.term)
-            message = f"a function of what is read from the state, `{term}`, is not supported yet"
-            self.add("E907", message, value.nonlinear.span or assign.span, "apply it to the output outside")
         rows, cols = value.shape
         if cols != 1 or value.unit:
             hint = f"write the column: `{assign.name}_t = S_tᵀ q_t`" if rows == 1 else None
@@ -293,32 +339,6 @@ def _of(document: syn.Document, kind: type[AnyStatement]) -> list[AnyStatement]:
     return [s for s in document.statements if isinstance(s, kind)]
 
 
-def _refs(node: syn.Node) -> Iterator[syn.Ref]:
-    """All names in an expression; shared nodes once."""
-    todo, seen = [node], {id(node)}
-    while todo:
-        one = todo.pop()
-        if isinstance(one, syn.Ref):
-            yield one
-        for child in syn.children(one):
-            if id(child) not in seen:
-                seen.add(id(child))
-                todo.append(child)
-
-
-def _reaches(name: str, reads: dict[str, set[tuple[str, int]]]) -> bool:
-    """Whether the value of a name depends on its own past through names at t."""
-    todo, seen = [name], {name}
-    while todo:
-        for other, time in reads.get(todo.pop(), ()):
-            if other == name and time < 0:
-                return True
-            if time == 0 and other not in seen:
-                seen.add(other)
-                todo.append(other)
-    return False
-
-
 def _shape_hint(got: Shape, wanted: Shape, name: str) -> str | None:
     if got == (wanted[1], wanted[0]):
         return f"transpose it, or declare `state {name} : [{got[0]}, {got[1]}]`"
@@ -326,7 +346,3 @@ def _shape_hint(got: Shape, wanted: Shape, name: str) -> str | None:
         dim = got[0] if got[1] == 1 else got[1]
         return f"for a state that is a vector declare `state {name} : [{dim}]`"
     return None
-
-
-def _crop(term: str) -> str:
-    return term if len(term) <= 80 else term[:77] + "..."

@@ -10,7 +10,7 @@ from linalg_dsl.language import syntax as syn
 from linalg_dsl.language.declarations import Entry, Names
 from linalg_dsl.language.mistakes import MOST_NAMES, Mistakes, nearest
 from linalg_dsl.language.names import DIMENSIONS, RESERVED, ascii_name
-from linalg_dsl.language.terms import Value
+from linalg_dsl.language.values import Value
 from linalg_dsl.source import Span
 
 
@@ -25,6 +25,8 @@ class Scope:
     lost_lines: tuple[str, ...]
     values: dict[str, Value] = field(default_factory=dict)
     """Bindings above the equation in hand, with what is known of their expansion."""
+    target: str = ""
+    """What the equation in hand defines."""
     updated: set[str] = field(default_factory=set)
     """States and other names whose equations stand above."""
 
@@ -123,14 +125,40 @@ class Scope:
             )
             return None
         if index.time == 0 and name not in self.updated and not self.loops:
-            hint = f"the state before the update is `{name}_{{t-1}}`"
+            hint = self.order_hint(name)
             if ref.span and re.match(r"\s?[-\u2212]\s?1\b", ref.span.text[ref.span.end :]):
                 hint = f"an index of several signs stands in braces: `{name}_{{t-1}}`"
             self.add("E401", f"`{name}_t` is used before it is defined", ref.span, hint)
             return None
         if entry.shape is None:
             return None
-        return Value(ex.Symbol(name, entry.shape, index.time), degree=1)
+        return Value(ex.Symbol(name, entry.shape, index.time), states=frozenset({name}))
+
+    def order_hint(self, name: str) -> str:
+        """What to do about a state's present that is not known in the equation in hand."""
+        here = self.target
+        if here == name or all(a.name != name for a in self.assigns):
+            return f"the state before the update is `{name}_{{t-1}}`"
+        if here in self.needed_by(name):
+            return (
+                f"`{name}_t` needs `{here}_t` itself: one of the two takes the other's past, "
+                f"as in `{name}_{{t-1}}`"
+            )
+        return f"move the equation of `{name}_t` up, or read its past, `{name}_{{t-1}}`"
+
+    def needed_by(self, name: str) -> set[str]:
+        """The names whose present that of a name needs, straight or through others."""
+        reads: dict[str, set[str]] = {}
+        for assign in self.assigns:
+            present = {r.name for r in syn.refs(assign.value) if r.index and r.index.time == 0}
+            reads.setdefault(assign.name, set()).update(present)
+        todo, seen = [name], set[str]()
+        while todo:
+            for other in reads.get(todo.pop(), ()):
+                if other not in seen:
+                    seen.add(other)
+                    todo.append(other)
+        return seen
 
     def binding_at(self, ref: syn.Ref, entry: Entry, index: syn.Index) -> Value | None:
         if index.time < 0:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from linalg_dsl.algebra.expr import Dim, Expr, Shape
-from linalg_dsl.algebra.traverse import scalars_first
+from linalg_dsl.algebra.traverse import scalars_first, symbols
+from linalg_dsl.errors import InternalError
 from linalg_dsl.source import Span
 
 
@@ -39,14 +40,19 @@ class Input:
     @property
     def shape(self) -> Shape:
         """As a matrix: a vector is a column, [n, D] has n rows."""
-        match self.dims:
-            case ():
-                return (1, 1)
-            case (d,):
-                return (d, 1)
-            case (n, d):
-                return (n, d)
-        raise AssertionError(self.dims)
+        return shape_of(self.dims)
+
+
+def shape_of(dims: tuple[Dim, ...]) -> Shape:
+    """Of at most two dimensions as a matrix: a vector is a column, a scalar 1 x 1."""
+    match dims:
+        case ():
+            return (1, 1)
+        case (d,):
+            return (d, 1)
+        case (n, d):
+            return (n, d)
+    raise InternalError(f"a tensor with the axes {dims}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,11 @@ class State:
     start: float = 0.0
     span: Span | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def shape(self) -> Shape:
+        """As a matrix: a vector is a column."""
+        return shape_of(self.dims)
+
 
 @dataclass(frozen=True, slots=True)
 class Equation:
@@ -82,10 +93,13 @@ class RecurrenceSpec:
     """The recurrence a user wrote.
 
     ``inputs`` holds inputs and params in declaration order: the order of a call. ``updates`` (one per
-    state) and ``outputs`` have every binding substituted, so the same recurrence written with and
-    without bindings is equal; ``written`` keeps the equations as the user wrote them, in order, for
-    printing and for the derivation. In an update the past state is ``Symbol(name, time=-1)``; in an
-    output ``time=0`` is the state after, ``time=-1`` before the update.
+    state, in the order of ``states``) and ``outputs`` have every binding substituted, so the same
+    recurrence written with and without bindings is equal; ``written`` keeps the equations as the user
+    wrote them, in order, for printing and for the derivation.
+
+    ``Symbol(state, time=-1)`` is a state before the token, ``time=0`` after it. An update may use the past
+    of every state and the present of others, but never, straight or through others, its own. A timed
+    input with ``time=-1`` is its value at the token before (a shift).
 
     Specs are equal up to the places of scalars in products: a binding that holds one may bring it to
     another place than the same line without the binding.
@@ -112,6 +126,18 @@ class RecurrenceSpec:
 
     def input(self, name: str) -> Input:
         return next(i for i in self.inputs if i.name == name)
+
+    @property
+    def shifted(self) -> tuple[Input, ...]:
+        """The inputs that some equation takes from the token before, in declaration order."""
+        used = (s for e in (*self.updates, *self.outputs) for s in symbols(e.value))
+        names = {s.name for s in used if s.time == -1}
+        return tuple(i for i in self.inputs if i.name in names)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """What a sequence hands on: the states, and ``<name>_prev`` for every shifted input."""
+        return (*(s.name for s in self.states), *(f"{i.name}_prev" for i in self.shifted))
 
     def __str__(self) -> str:
         """The text that ``parse`` reads back to an equal spec."""

@@ -6,7 +6,7 @@ twice), so that ``resolve`` can refuse what is too large before it walks it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
@@ -144,6 +144,19 @@ def children(node: Node) -> tuple[Node, ...]:
             raise InternalError(f"unknown syntax node {type(node).__name__}")
 
 
+def refs(node: Node) -> Iterator[Ref]:
+    """All names in an expression; shared nodes once."""
+    todo, seen = [node], {id(node)}
+    while todo:
+        one = todo.pop()
+        if isinstance(one, Ref):
+            yield one
+        for child in children(one):
+            if id(child) not in seen:
+                seen.add(id(child))
+                todo.append(child)
+
+
 def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
     """The same node over changed children; the node itself where none changed."""
     before = children(node)
@@ -195,9 +208,11 @@ class ConstDecl:
 
 @dataclass(frozen=True, slots=True)
 class StateDecl:
+    """``dims`` is None where the shape is left to the update."""
+
     name: str
     span: Span | None
-    dims: tuple[DimName, ...] = (("K", None), ("V", None))
+    dims: tuple[DimName, ...] | None = None
     start: float = 0.0
 
 

@@ -1,14 +1,14 @@
 """The meaning of an expression: syntax → algebra, with shapes checked and linearity followed.
 
 ``I`` has no size of its own: it is the number 1, marked, until a square matrix stands beside it in a
-sum (then it becomes ``Identity``) or anything in a product. What is built of the state carries its
-degree, so that the place where an update stops being linear is known exactly.
+sum (then it becomes ``Identity``) or anything in a product. What is built of states knows where they meet
+other than in a sum, so that the place where an update stops being linear is known exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 from linalg_dsl.algebra import expr as ex
@@ -16,41 +16,13 @@ from linalg_dsl.algebra.expr import Expr, Shape, ShapeError, show_shape
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language import syntax as syn
 from linalg_dsl.language.mistakes import Mistakes
-from linalg_dsl.language.printer import show_expr
+from linalg_dsl.language.values import Value, join, meet, span_of
 from linalg_dsl.source import Span
 
 DEEPEST = 100
 LARGEST = 4_000
 LARGEST_POWER = 64
 _BITS = 4_096
-
-
-@dataclass(frozen=True, slots=True)
-class Nonlinear:
-    """The first place where a value is no longer linear in the state."""
-
-    term: str
-    span: Span | None
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """An expression and what is known of it.
-
-    ``unit``: a scalar that stands for a multiple of I of unknown size. ``degree``: 0 without the
-    state, 1 linear. ``depth`` and ``size`` count with all bindings substituted.
-    """
-
-    expr: Expr
-    unit: bool = False
-    degree: int = 0
-    nonlinear: Nonlinear | None = None
-    depth: int = 1
-    size: int = 1
-
-    @property
-    def shape(self) -> Shape:
-        return self.expr.shape
 
 
 class _Clash(Exception):
@@ -156,8 +128,7 @@ class Evaluator:
             what = show_shape(shaped[0][0].shape)
             self.refuse("E309", f"I is a square matrix and cannot be added to {what}", units[0].span)
             raise _Refused
-        return _join(ex.add(v.expr for v in values), values, max(v.degree for v in values),
-                     unit=bool(units) and not shaped)  # fmt: skip
+        return join(ex.add(v.expr for v in values), values, unit=bool(units) and not shaped)
 
     def clash_in_sum(
         self, node: syn.Node, first: tuple[Value, syn.Node], second: tuple[Value, syn.Node]
@@ -233,10 +204,10 @@ class Evaluator:
         except ShapeError as err:
             self.refuse("E306", str(err), node.span, "for the transpose write ^T")
             raise _Refused from None
-        value = _join(out, (base, exponent), 0)
         if exponent.expr == ex.ONE:
             return base
-        return _nonlinear(value, node.span) if base.degree or exponent.degree else value
+        value = join(out, (base, exponent))
+        return meet(value, value.states, value.states, node.span, "^")
 
     # -- functions ----------------------------------------------------------------------------
     def apply(self, node: syn.Apply, function: str, args: list[Value]) -> Value:
@@ -244,29 +215,32 @@ class Evaluator:
             self.refuse("E309", f"I cannot be an argument of {function}", node.span)
             raise _Refused
         given = [a.expr for a in args]
-        degrees = [a.degree for a in args]
         try:
             match function:
                 case "diag":
                     if len(given) != 1:
                         raise ShapeError(f"diag takes 1 argument, got {len(given)}")
-                    return _join(ex.diag(given[0]), args, degrees[0])
+                    out = ex.diag(given[0])
                 case "outer":
                     if len(given) != 2:
                         raise ShapeError(f"outer takes 2 arguments, got {len(given)}")
-                    out, degree = ex.outer(*given), sum(degrees)
-                case "sum" | "dot":
-                    out, degree = ex.call(function, given), sum(degrees)
+                    out = ex.outer(*given)
                 case _:
-                    out, degree = ex.call(function, given), 2 if any(degrees) else 0
+                    out = ex.call(function, given)
         except ShapeError as err:
             hint = None
             if any(not a.expr.is_scalar and a.shape[0] == 1 for a in args):
                 hint = "a row is a transposed vector: remove the ᵀ"
             self.refuse("E305", str(err), node.span, hint)
             raise _Refused from None
-        value = _join(out, args, min(degree, 1))
-        return _nonlinear(value, node.span) if degree > 1 else value
+        value = join(out, args)
+        match function:
+            case "diag" | "sum":
+                return value
+            case "outer" | "dot":
+                return meet(value, args[0].states, args[1].states, node.span)
+            case _:
+                return meet(value, value.states, value.states, node.span, function)
 
 
 def fold(signs: Sequence[syn.ProductSign], values: Sequence[Value]) -> Value:
@@ -324,10 +298,13 @@ def _matrix_product(run: Sequence[Value]) -> Value:
     if len(run) == 1:
         return run[0]
     out = ex.mul(v.expr for v in run)
-    degree = sum(v.degree for v in run)
-    value = _join(out, run, min(degree, 1), unit=out.is_scalar and all(v.expr.is_scalar for v in run)
-                  and any(v.unit for v in run))  # fmt: skip
-    return _nonlinear(value, _span(run)) if degree > 1 else value
+    unit = out.is_scalar and all(v.expr.is_scalar for v in run) and any(v.unit for v in run)
+    value = join(out, run, unit=unit)
+    before = run[0].states
+    for right in run[1:]:
+        value = meet(value, before, right.states, span_of(run))
+        before |= right.states
+    return value
 
 
 def _divide(left: Value, right: Value, at: int) -> Value:
@@ -341,8 +318,8 @@ def _divide(left: Value, right: Value, at: int) -> Value:
         raise _Clash("E105", "division by zero", None, (at - 1, at)) from None
     if ex.is_square(left.shape) and not right.expr.is_scalar:
         raise _Clash("E306", "cannot divide by a square matrix", None, (at - 1, at))
-    value = _join(out, (left, right), left.degree, unit=left.unit and right.expr.is_scalar)
-    return _nonlinear(value, _span((left, right))) if right.degree else value
+    value = join(out, (left, right), unit=left.unit and right.expr.is_scalar)
+    return meet(value, value.states, right.states, span_of((left, right)), "/")
 
 
 def _elementwise(left: Value, right: Value, at: int) -> Value:
@@ -357,11 +334,10 @@ def _elementwise(left: Value, right: Value, at: int) -> Value:
             hint = "one of the two needs a transpose ᵀ"
         message = f"an elementwise product of {show_shape(one)} and {show_shape(two)}"
         raise _Clash("E304", message, hint, (at - 1, at)) from None
-    degree = left.degree + right.degree
-    value = _join(out, (left, right), min(degree, 1))
+    value = join(out, (left, right))
     if isinstance(left.expr, ex.Hadamard):  # flat: one more factor nests no deeper
         value = replace(value, depth=max(left.depth, 1 + right.depth))
-    return _nonlinear(value, _span((left, right))) if degree > 1 else value
+    return meet(value, left.states, right.states, span_of((left, right)))
 
 
 def other_grouping(signs: Sequence[syn.ProductSign], values: Sequence[Value]) -> tuple[int, int] | None:
@@ -404,27 +380,6 @@ def _written(nodes: Sequence[syn.Node], i: int, j: int) -> str:
     text = first.text
     inner = text[start.start : end.end]
     return " ".join(f"{text[first.start : start.start]}({inner}){text[end.end : last.end]}".split())
-
-
-def _join(out: Expr, parts: Sequence[Value], degree: int, unit: bool = False) -> Value:
-    return Value(
-        out,
-        unit,
-        degree,
-        next((p.nonlinear for p in parts if p.nonlinear), None),
-        1 + max(p.depth for p in parts),
-        1 + sum(p.size for p in parts),
-    )
-
-
-def _nonlinear(value: Value, span: Span | None) -> Value:
-    mark = value.nonlinear or Nonlinear(show_expr(value.expr), span)
-    return replace(value, degree=1, nonlinear=mark)
-
-
-def _span(values: Sequence[Value]) -> Span | None:
-    spans = [v.expr.span for v in values if v.expr.span]
-    return spans[0].cover(spans[-1]) if spans else None
 
 
 def _coefficient(expr: Expr) -> Fraction:

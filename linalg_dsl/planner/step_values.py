@@ -59,7 +59,7 @@ class Value:
 
 
 def family(dim: Dim) -> Axes:
-    """The names that an axis of this dimension may go by: K, L, M; V, W, X; n, n', n''."""
+    """The names that an axis of this dimension may go by: K, L, M; V, W, Y; n, n', n''."""
     for names in (KEYS, VALUES):
         if dim == names[0]:
             return names
@@ -67,7 +67,7 @@ def family(dim: Dim) -> Axes:
 
 
 def dimension(axis: str) -> str:
-    """K of K, L, M; V of V, W, X; n of n, n', n''."""
+    """K of K, L, M; V of V, W, Y; n of n, n', n''."""
     for names in (KEYS, VALUES):
         if axis in names:
             return names[0]

@@ -321,17 +321,17 @@ def codes(function: object) -> list[str]:
 def test_all_mistakes_point_into_the_function() -> None:
     def f(S, q: ld.K, k: ld.K, v: ld.V):
         S = S + k @ v
-        return S, ld.exp(S.T @ q)
+        return S, ld.exp(S.T @ v)
 
     found = mistakes(f).mistakes
-    assert [m.code for m in found] == ["E302", "E907"]
+    assert [m.code for m in found] == ["E302", "E302"]
     spans = [m.span for m in found]
     assert all(s is not None and s.origin == __file__ for s in spans)
     texts = [s.text[s.start : s.end] for s in spans if s is not None]
     if sys.version_info >= (3, 11):
-        assert texts == ["k @ v", "ld.exp(S.T @ q)"]
+        assert texts == ["k @ v", "S.T @ v"]
     else:  # without columns: the whole lines
-        assert texts == ["S = S + k @ v", "return S, ld.exp(S.T @ q)"]
+        assert texts == ["S = S + k @ v", "return S, ld.exp(S.T @ v)"]
 
 
 def test_values_that_are_not_there_cannot_be_asked_for() -> None:
@@ -395,10 +395,6 @@ def test_the_state_comes_first() -> None:
 
 
 def test_what_is_not_supported_yet_says_so() -> None:
-    def two(S, n: ld.State(ld.K), q: ld.K, v: ld.V):
-        S = S + ld.outer(q, v)
-        return S, n + q, S.T @ q
-
     def shift(S, q: ld.K, v: ld.V):
         S = S + ld.outer(ld.prev(q), v)
         return S, S.T @ q
@@ -408,7 +404,6 @@ def test_what_is_not_supported_yet_says_so() -> None:
             S = S + ld.outer(q, v)
         return S, S.T @ q
 
-    assert codes(two) == ["E901"]
     assert codes(shift) == ["E902"]
     assert codes(loop) == ["E903"]
 

@@ -128,7 +128,8 @@ SLIPS = {
 <text>:7:7: E405: the update of `S` is not linear in it: `tanh(S_{t-1})`
    7 | S_t = tanh(S_{t-1}) + k_t v_tᵀ
              ^^^^^^^^^^^^^
-     help: a chunk form exists only where every term holds S_{t-1} once, outside functions""",
+     help: a chunk form exists only where every term holds S_{t-1} once, outside functions; the nearest \
+linear relative is without `tanh`, which may stand around what is read""",
     body("S_t = exp(g_t (I - k_t k_tᵀ) S_{t-1}", READ): """\
 <text>:7:10: E102: this `(` is never closed
    7 | S_t = exp(g_t (I - k_t k_tᵀ) S_{t-1}
@@ -247,13 +248,20 @@ CODES = {
     "E206": [body("input α, alpha : scalar", UPDATE, READ), body("β_t = g_t", UPDATE, READ)],
     "E207": [body("input w_t : [K]", UPDATE, READ)],
     "E208": [
+        body("input w : [V, K]", UPDATE, READ),
+        body("input w : [K, 2]", UPDATE, READ),
+        body("input w : log gate [K, K]", UPDATE, READ),
+        body("input w : gate [2, K]", UPDATE, READ),
         body("input w : [D]", UPDATE, READ),
         body("input w : [K, 2]", UPDATE, READ),
         body("input w : [scale, K]", UPDATE, READ),
         body("input w : [0, K]", UPDATE, READ),
         body("state S : [K, K, V]", UPDATE, READ),
     ],
-    "E301": [body("S_t = S_{t-1} + k_t", READ), body("S_t = S_{t-1} + k_t v_tᵀ", "o_t = v_t + v_tᵀ")],
+    "E301": [
+        body("state S : [K, V]", "S_t = S_{t-1} + k_t", READ),
+        body("S_t = S_{t-1} + k_t v_tᵀ", "o_t = v_t + v_tᵀ"),
+    ],
     "E304": [body(UPDATE, "o_t = v_t ⊙ S_tᵀ")],
     "E305": [
         body("S_t = S_{t-1} + max(k_t) v_tᵀ", READ),
@@ -297,6 +305,9 @@ CODES = {
         body("u_t = S_{t-1}ᵀ k_t", "S_t = S_{t-1} + k_t (u_t ⊙ u_t)ᵀ", READ),
         body("S_t = dot(S_{t-1}ᵀ k_t, S_{t-1}ᵀ q_t) k_t v_tᵀ", READ),
         body("S_t = g_t^(k_tᵀ S_{t-1} v_t) k_t v_tᵀ", READ),
+        body("a_t = a_{t-1} + tanh(S_{t-1}ᵀ k_t)", "S_t = S_{t-1} + k_t a_tᵀ", READ),
+        body("a_t = exp(a_{t-1}) ⊙ (S_{t-1}ᵀ k_t)", "S_t = S_{t-1} + k_t a_tᵀ", READ),
+        body("a_t = beta_t a_{t-1} + k_tᵀ S_{t-1} v_t", "S_t = a_t S_{t-1} + k_t v_tᵀ", READ),
     ],
     "E406": [body("k_t = l2norm(q_t)", UPDATE, READ), body("scale_t = g_t", UPDATE, READ)],
     "E407": [body("S = S_{t-1} + k_t v_tᵀ", READ), body("S_{t-1} = S_{t-1} + k_t v_tᵀ", READ)],
@@ -316,22 +327,11 @@ CODES = {
         body("input f : scalar <= 0 in (0, 1)", UPDATE, READ),
         body("input f : [K] unit unit", UPDATE, READ),
     ],
-    "E901": [body(UPDATE, "n_t = n_{t-1} + k_t", READ)],
     "E902": [
         body("w_t = g_t k_t", "S_t = S_{t-1} + w_{t-1} v_tᵀ", READ),
         body("S_t = S_{t-1} + S_{t-2}", READ),
     ],
     "E903": [body("S_t = exp(g_t) S_{t-1}", "for j in 1..2:", "    S_t = S_t + k_{t,j} v_tᵀ", READ)],
-    "E904": [body("input f : gate in (-1, 1)", UPDATE, READ), body("input f : gate <= 1", UPDATE, READ)],
-    "E905": [body("input f : gate in [0, 1]", UPDATE, READ)],
-    "E906": [
-        body("input M : [K, K]", UPDATE, READ),
-        body("input f : log gate [V]", UPDATE, READ),
-        body("input f : log gate [K, V]", UPDATE, READ),
-        body("param f : [2, K]", UPDATE, READ),
-    ],
-    "E907": [body(UPDATE, "o_t = silu(S_tᵀ q_t)"), body(UPDATE, "o_t = (S_tᵀ q_t) / (k_tᵀ S_t v_t)")],
-    "E908": [body("state z : [K]", "z_t = max(z_{t-1}, k_t)", "o_t = z_t")],
 }
 
 

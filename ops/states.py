@@ -1,0 +1,56 @@
+"""What callers hand in and get back as state: one tensor, or a named tuple of several."""
+
+from __future__ import annotations
+
+import keyword
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.language.spec import RecurrenceSpec
+
+States = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+
+def state_tuple(spec: RecurrenceSpec) -> Any:
+    """The class of the named tuple: the states in order, then ``<name>_prev`` of shifted inputs.
+
+    A name that is a word of Python gets an underscore at its end.
+    """
+    return _tuple_class(spec.name, spec.carried)
+
+
+@lru_cache(maxsize=256)
+def _tuple_class(name: str, carried: tuple[str, ...]) -> Any:
+    fields = [f"{n}_" if keyword.iskeyword(n) else n for n in carried]
+    title = "".join(word.capitalize() for word in name.split("_"))
+    return namedtuple(f"{title}State", fields)
+
+
+def pack_states(spec: RecurrenceSpec, tensors: Sequence[Tensor]) -> Any:
+    """The tensor itself where only one is carried, else the named tuple."""
+    return tensors[0] if len(tensors) == 1 else state_tuple(spec)(*tensors)
+
+
+def unpack_states(spec: RecurrenceSpec, given: States) -> list[Tensor]:
+    """The tensors of a state, in order; raises ``ArgumentError`` where their number or names are wrong."""
+    names = spec.carried
+    match given:
+        case Tensor():
+            listed = [given]
+        case Mapping():
+            if set(given) != set(names):
+                raise ArgumentError(f"{spec.name}: initial_state has {sorted(given)}, expected {list(names)}")
+            listed = [given[n] for n in names]
+        case _:
+            listed = list(given)
+    if len(listed) != len(names):
+        raise ArgumentError(
+            f"{spec.name}: initial_state holds {len(listed)} tensors, expected {len(names)}: "
+            + ", ".join(names)
+        )
+    return listed
