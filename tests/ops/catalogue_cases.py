@@ -43,6 +43,9 @@ WAITING |= dict.fromkeys(("abc", "gsa", "raven", "lightnet", "hla", "ccq"), _STA
 WAITING |= dict.fromkeys(("pgdn", "pkda", "osdn", "kalman"), _STATES)
 """Entries that do not compile yet, with the reason."""
 
+WITHOUT_KERNELS: dict[str, str] = {}
+"""Entries that have a torch module but no Triton kernels yet, with the reason."""
+
 SMALLER = {"abc": {"m": 3.0}, "gsa": {"m": 3.0}, "raven": {"m": 3.0}}
 """Consts that are given in the calls of the tests."""
 
