@@ -29,8 +29,10 @@ from linalg_dsl.codegen.schedule import step_table
 from linalg_dsl.codegen.schedule.step_split import StepSchedule, needs_states, schedule
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.step_form import StepForm
+from linalg_dsl.planner.step_values import dimension
 
 CHUNK = 32
 """Tokens between two saved states where the caller does not say."""
@@ -78,6 +80,7 @@ class TritonStepModule:
     chunk_size: int
     own_dims: str
     cut: str
+    square: str
     blocks: str
     split: str
     least: int
@@ -185,9 +188,10 @@ class _Emitter:
                 chunk_size=self.chunk,
                 own_dims=repr(tuple(self._dims([d for d in s.dims if d != plan.split]) for s in spec.states)),
                 cut=cut,
+                square=self._square(),
                 blocks=f"({cut} + self.block - 1) // self.block" if plan.split else "1",
                 split=repr(plan.split),
-                least=16 if self._has_dots() else 1,
+                least=16 if self._factors() else 1,
                 invariant=self.invariant,
                 table=tuple(functions_of(Path(step_table.__file__).read_text(encoding="utf-8")).values()),
             ),
@@ -207,13 +211,21 @@ class _Emitter:
             return "1"  # no tensor has this axis
         return f"tensors[{i}].shape[{at}]"
 
-    def _has_dots(self) -> bool:
-        """Whether matrices are multiplied, which takes tiles of 16 at least."""
-        return any(
-            n.op == "contract" and len({a for x in n.args for a in p.nodes[x].axes}) == 3
+    def _factors(self) -> list[Axes]:
+        """The axes of the matrices that are multiplied by matrices."""
+        return [
+            p.nodes[x].axes
             for p in (self.plan.forward, self.plan.backward)
             for n in p.nodes
-        )
+            if n.op == "contract" and len({a for x in n.args for a in p.nodes[x].axes}) == 3
+            for x in n.args
+        ]
+
+    def _square(self) -> str:
+        """The elements of the largest square one among them."""
+        sizes = {"K": "self.key * self.key", "V": "self.value * self.value"}
+        found = [sizes[a] for a in sizes if any(set(map(dimension, f)) == {a} for f in self._factors())]
+        return f"max({', '.join(found)})" if len(found) > 1 else next(iter(found), "0")
 
     # -- gradients ------------------------------------------------------------------------------------
     def _leaves(self, name: str) -> list[str]:

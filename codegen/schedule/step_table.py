@@ -2,7 +2,7 @@
 
 The functions below are copied into every generated module (it stands alone), so they use builtins only.
 ``own``: elements of all states that go with one entry of the split axis, or all their elements where no
-axis is split.
+axis is split; ``square``: those of the square matrices that a program multiplies the states by.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ def padded(n: int, least: int) -> int:
     return max(least, 1 << max(0, n - 1).bit_length())
 
 
-def choose_step(own: int, cut: int, backward: bool, lanes: int, units: int) -> tuple[int, int, int]:
+def choose_step(
+    own: int, cut: int, square: int, backward: bool, lanes: int, units: int
+) -> tuple[int, int, int]:
     """(block of the split axis of ``cut`` entries, warps, stages); ``cut`` 0: nothing is split.
 
     One warp with an entry of the split axis per thread where that fits: sums over the other axis then need
     no exchange. A thread holds 64 elements of the states, 32 in the backward, which has their gradients too.
     """
     most = 32 if backward else 64
+    if square:  # products of matrices: their operands take the memory that stages would
+        return (16 if cut else 0), 8 if square > 2048 else 4, 1
     if not cut:
         warps = 1
         while warps < 8 and own > 32 * warps * most:
