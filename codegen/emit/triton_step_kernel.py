@@ -10,13 +10,13 @@ from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.triton_statements import Tile
 from linalg_dsl.codegen.emit.triton_step_memory import PER_BLOCK, StepMemory, StepNames, memory_axes
-from linalg_dsl.codegen.emit.triton_step_statements import StepStatements, tile_axes
+from linalg_dsl.codegen.emit.triton_step_statements import StepStatements, index, tile_axes
 from linalg_dsl.codegen.schedule.step_split import StepSchedule, needs_states
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.adjoint import gradient_name
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
-_CONSTANTS = ("C", "BLOCK", "SAVE", "PRECISION", "K", "V", "KP", "VP")
+_CONSTANTS = ("C", "U", "BLOCK", "SAVE", "PRECISION", "K", "V", "KP", "VP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,12 @@ class _Step:
     before: tuple[str, ...]
     reverse: bool
     reload: tuple[str, ...]
+    keep: tuple[str, ...]
     replay: tuple[str, ...]
+    take_up: tuple[str, ...]
+    gather_first: tuple[str, ...]
+    gather: tuple[str, ...]
+    replay_live: tuple[str, ...]
     body: tuple[str, ...]
     after: tuple[str, ...]
 
@@ -64,7 +69,12 @@ class _Kernel:
         self.body: list[str] = []
         self.after: list[str] = []
         self.reload: list[str] = []
+        self.keep: list[str] = []
         self.replay: list[str] = []
+        self.take_up: list[str] = []
+        self.gather_first: list[str] = []
+        self.gather: list[str] = []
+        self.replay_live: list[str] = []
 
     def store_result(
         self,
@@ -83,15 +93,15 @@ class _Kernel:
         place = f"({place}){rows}" if rows else place
         pointer = memory.pointer(argument)
         value = f"{out.full(n, ())}.to({pointer}.dtype.element_ty)"
-        more = () if partial else memory.once(tile)
+        more = (*(() if partial else memory.once(tile)), *memory.live)
         self.body.append(memory.store(pointer, place, memory_axes(dims), tile, value, *more))
 
     def text(self, name: str, doc: str, *, reverse: bool) -> StepText:
         memory = self.memory
-        rest = [*self.body, *self.after, *self.reload, *self.replay]
+        rest = [*self.body, *self.after, *self.reload, *self.keep, *self.replay, *self.gather_first]
         before = _without_unused(memory.before, rest)
         words = set(re.findall(r"\w+", "\n".join([*before, *rest])))
-        own = [c for c in _CONSTANTS if c in words or (c == "C" and reverse)]
+        own = [c for c in _CONSTANTS if c in words or c == "U" or (c == "C" and reverse)]
         constants = (*own, "BLOCKS", "STAGES", *memory.ratios, *memory.flags)
         made = _Step(
             name=f"{self.launcher.title}_{name}",
@@ -102,7 +112,12 @@ class _Kernel:
             before=tuple(before),
             reverse=reverse,
             reload=tuple(self.reload),
+            keep=tuple(self.keep),
             replay=tuple(self.replay),
+            take_up=tuple(self.take_up),
+            gather_first=tuple(self.gather_first),
+            gather=tuple(self.gather),
+            replay_live=tuple(self.replay_live),
             body=tuple(self.body),
             after=tuple(self.after),
         )
@@ -168,6 +183,7 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
             f"if {memory.flag(f'WANT_D_{name}', f'd_firsts[{i}] is not None')}:",
             f"    {memory.store(first, place, axes, tile, d_states[name])}",
         ]
+    memory.live = ("live",)
     reverse = {name: (leaf, after) for name, way, leaf, after in plan.carries if way == "reverse"}
     roots = [i for _, i in plan.outputs] + [after for _, after in reverse.values()]
     given = {leaf: d_states[name] for name, (leaf, _) in reverse.items()}
@@ -178,32 +194,54 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
     leaves = {gradient_name(n): n for n in schedule.forward.nodes if n.op in ("input", "param")}
     for result, node in plan.outputs:
         _store_gradient(k, out, result, node, leaves[result])
-    k.body.append(_next_states(d_states, plan, "reverse", out))
+    k.body.append(_next_states(d_states, plan, "reverse", out, memory.live))
     return k.text(
         "backward", "From the last token to the first: the gradients of inputs and states.", reverse=True
     )
 
 
 def _replay(k: _Kernel, tiles: Mapping[str, Tile], needed: frozenset[int]) -> dict[int, str]:
-    """The lines that go over a chunk once more and keep the states; gives those before a token, by leaf."""
+    """The lines that go over a chunk once more for the states before each token; gives their names, by leaf.
+
+    They are kept in memory before every group of U tokens, and within a group in registers: as tiles with
+    U entries along an axis of their own.
+    """
     memory, forward, backward = k.memory, k.schedule.forward, k.schedule.backward
     running = {name: memory.names.unique(f"b_{name}") for name in k.states}
     leaves = {name: leaf for name, way, leaf, _ in backward.carries if way == "forward"}
     found: dict[int, str] = {}
+    memory.before.append("o_u = tl.arange(0, U)")
     for i, (name, state) in enumerate(k.states.items()):
         axes, tile = memory.state_axes(state)
+        now = running[name]
         marks = memory.pointer(f"marks[{i}]", f"{name}_mark")
-        k.reload.append(f"{running[name]} = {memory.load(marks, 'i_ch * H + i_h', axes, tile)}")
+        k.reload.append(f"{now} = {memory.load(marks, 'i_ch * H + i_h', axes, tile)}")
+        kept = memory.kept(memory.pointer(f"kept[{i}]", f"{name}_kept"), tile)
+        k.keep.append(f"tl.store({kept}, {now})")
+        k.take_up.append(f"{now} = tl.load({kept})")
         if leaves[name] not in needed:
             continue
-        kept = memory.kept(memory.pointer(f"kept[{i}]", f"{name}_kept"), tile)
+        every = memory.names.unique(f"b_{name}_group")
         before = found[leaves[name]] = memory.names.unique(f"b_{name}_before")
-        k.replay.append(f"tl.store({kept}, {running[name]})")
-        k.body.append(f"{before} = tl.load({kept})")
+        lengths = ", ".join(["U", *(memory.length(a) for a in tile)])
+        this = f"o_u{index(('u', *tile), 'u')} == u"
+        widened = f"{now}[None, {', '.join(':' * len(tile))}]" if tile else now
+        k.gather_first.append(f"{every} = tl.zeros(({lengths},), tl.float32)")
+        k.gather.append(f"{every} = tl.where({this}, {widened}, {every})")
+        k.body += [
+            "if U > 1:",
+            f"    {before} = tl.sum(tl.where({this}, {every}, -0.0), 0)",
+            "else:",
+            f"    {before} = {now}",
+        ]
+    roots = [after for _, _, _, after in forward.carries]
     given = {leaf: running[name] for name, _, leaf, _ in forward.carries}
-    out = memory.statements(forward, tiles, [after for _, _, _, after in forward.carries], given)
-    k.replay += out.lines
-    k.replay.append(_next_states(running, forward, "forward", out))
+    live = memory.live
+    for lines, exists in ((k.replay, ()), (k.replay_live, live)):
+        memory.live = exists
+        out = memory.statements(forward, tiles, roots, given)
+        lines += out.lines
+        lines.append(_next_states(running, forward, "forward", out, exists))
     return found
 
 
@@ -221,16 +259,20 @@ def _store_gradient(k: _Kernel, out: StepStatements, result: str, n: int, leaf: 
     tile = tile_axes(leaf.axes, k.schedule.split)
     total = memory.names.unique(f"b_sum_{argument}")
     memory.before.append(f"{total} = {memory.filled(tile, '0.0')}")
-    k.body.append(f"{total} += {out.full(n, tile)}")
+    k.body.append(f"{total} += tl.where(live, {out.full(n, tile)}, 0.0)")
     place = PER_BLOCK if partial else "i_nh"
     place = f"({place}){rows}" if rows else place
     k.after.append(memory.store(memory.pointer(argument), place, memory_axes(dims), tile, total))
 
 
-def _next_states(carries: Mapping[str, str], plan: ChunkPlan, way: str, out: StepStatements) -> str:
-    """All states at once: one may become what another was."""
+def _next_states(
+    carries: Mapping[str, str], plan: ChunkPlan, way: str, out: StepStatements, live: tuple[str, ...] = ()
+) -> str:
+    """All states at once: one may become what another was. A token that is not there leaves them alone."""
     after = {name: (leaf, i) for name, direction, leaf, i in plan.carries if direction == way}
     values = [out.full(after[n][1], out.nodes[after[n][0]].axes) for n in carries]
+    if live:
+        values = [f"tl.where({live[0]}, {x}, {now})" for x, now in zip(values, carries.values(), strict=True)]
     return f"{', '.join(carries.values())} = {', '.join(values)}"
 
 

@@ -27,7 +27,7 @@ _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "BLOCK", "BLOCKS", "PRECISION", "SAVE", "STAGES", "seq_start",
     "chunk_start", "i_block", "i_h", "i_n", "i_nh", "i_t", "i_c", "i_ch", "i_step", "i_token", "i", "i_back",
     "start", "length", "begin", "count", "first_chunk", "chunks", "softplus", "tanh", "expm1", "sign", "step",
-    "power",
+    "power", "U", "u", "u_back", "i_group", "groups", "live", "o_u",
 )  # fmt: skip
 PER_BLOCK = "(i_n.to(tl.int64) * BLOCKS + i_block) * H + i_h"
 """The entry of a value per sequence, block and head: a partial sum."""
@@ -66,6 +66,8 @@ class StepMemory:
     library: set[str] = field(default_factory=set)
     params: dict[str, str] = field(default_factory=dict)
     before: list[str] = field(default_factory=list)
+    live: tuple[str, ...] = ()
+    """What must hold for a token to exist, where a loop goes over whole groups of tokens."""
 
     @property
     def split(self) -> str | None:
@@ -141,9 +143,8 @@ class StepMemory:
         """The expression that loads an input, param or cotangent."""
         if node.op == "cotangent":
             pointer = self.pointer(self.launcher.cotangent)
-            return self.load(
-                pointer, "i_token * H + i_h", memory_axes(self.spec.outputs[0].value.shape), node.axes
-            )
+            shape = self.spec.outputs[0].value.shape
+            return self.load(pointer, "i_token * H + i_h", memory_axes(shape), node.axes, *self.live)
         name = str(node.attr("name"))
         argument = self.launcher.inputs[name]
         ratio = f"R_{argument}"
@@ -152,7 +153,8 @@ class StepMemory:
         row, dims = node.attr("row"), self.spec.input(name).dims
         if row is not None:
             place, dims = f"({place}) * {self.launcher.counts[name]} + {row}", dims[1:]
-        return self.load(self.pointer(argument), place, memory_axes(dims), node.axes)
+        live = self.live if node.op == "input" else ()
+        return self.load(self.pointer(argument), place, memory_axes(dims), node.axes, *live)
 
     # -- states ---------------------------------------------------------------------------------------
     def state_axes(self, state: State) -> tuple[Axes, Axes]:
@@ -175,9 +177,9 @@ class StepMemory:
         return () if self.split is None or self.split in tile else ("i_block == 0",)
 
     def kept(self, pointer: str, tile: Axes) -> str:
-        """Where a program keeps a state before token i: whole tiles, padding included."""
+        """Where a program keeps a state before a group of tokens: whole tiles, padding included."""
         lengths = [self.length(a) for a in tile]
-        terms = [" * ".join(["(tl.program_id(0).to(tl.int64) * C + i)", *lengths])]
+        terms = [" * ".join(["(tl.program_id(0).to(tl.int64) * (C // U) + i_group)", *lengths])]
         for i, axis in enumerate(tile):
             terms.append(" * ".join([f"tl.arange(0, {lengths[i]}){index(tile, axis)}", *lengths[i + 1 :]]))
         return f"{pointer} + {' + '.join(terms)}"
@@ -202,15 +204,34 @@ class StepMemory:
                 out.given(n, self._param(node))
             elif node.op == "const":
                 out.given(n, self._const(str(node.attr("name"))))
+        keys = self._fixed(nodes)
         for n in live:
-            if n not in out.text and nodes[n].op != "number":
+            if n in out.text or nodes[n].op == "number":
+                continue
+            if keys[n] is None:
                 out.compute(n)
+                continue
+            if keys[n] not in self.params:
+                lines, out.lines = out.lines, self.before
+                out.compute(n)
+                out.lines = lines
+                self.params[keys[n]] = out.text[n]
+            out.given(n, self.params[keys[n]])
         self.library |= out.library
         return out
 
+    def _fixed(self, nodes: Sequence[Node]) -> list[str | None]:
+        """A key of every value that is the same at all tokens: made of params, consts and numbers."""
+        keys: list[str | None] = []
+        for node in nodes:
+            inner = [keys[a] for a in node.args]
+            fixed = node.op in ("param", "const", "number", "eye") or (node.args and None not in inner)
+            keys.append(f"{node.op}{dict(node.attrs)}{node.axes}({', '.join(map(str, inner))})" if fixed else None)
+        return keys
+
     def _param(self, node: Node) -> str:
         """A param, loaded once before the loop."""
-        key = gradient_name(node)
+        key = f"param {gradient_name(node)}"
         if key not in self.params:
             self.params[key] = self.names.unique(f"b_{node.label or node.attr('name')}")
             self.before.append(f"{self.params[key]} = {self.load_leaf(node)}.to(tl.float32)")

@@ -15,20 +15,20 @@ def padded(n: int, least: int) -> int:
 
 def choose_step(
     own: int, cut: int, square: int, backward: bool, lanes: int, units: int
-) -> tuple[int, int, int]:
-    """(block of the split axis of ``cut`` entries, warps, stages); ``cut`` 0: nothing is split.
+) -> tuple[int, int, int, int]:
+    """(block of the split axis, warps, stages, tokens per group); ``cut``: its entries, 0 if nothing is split.
 
     One warp with an entry of the split axis per thread where that fits: sums over the other axis then need
     no exchange. A thread holds 64 elements of the states, 32 in the backward, which has their gradients too.
     """
     most = 32 if backward else 64
     if square:  # products of matrices: their operands take the memory that stages would
-        return (16 if cut else 0), 8 if square > 2048 else 4, 1
+        return (16 if cut else 0), 8 if square > 2048 else 4, 1, 1
     if not cut:
         warps = 1
         while warps < 8 and own > 32 * warps * most:
             warps *= 2
-        return 0, warps, 2
+        return 0, warps, 2, 1
     cut = 1 << max(0, cut - 1).bit_length()
     block = min(cut, 64 if own <= 4 else 32)
     while block > 16 and lanes * (cut // block) < units:
@@ -36,13 +36,6 @@ def choose_step(
     warps = 1
     while warps < 8 and own * block > 32 * warps * most:
         warps *= 2
-    return block, warps, 4 if own * block <= 4096 else 3
+    each = max(1, own * block // (32 * warps))  # elements of the states that a thread holds
+    return block, warps, 4 if own * block <= 4096 else 3, max(1, min(4, 64 // each))
 
-
-def choose_interval(length: int, lanes: int, elements: int) -> int:
-    """Tokens between two saved states.
-
-    The backward keeps the states of that many tokens per program: more take memory there, fewer at the saved
-    states. 32, or 16 where a GiB would not hold them.
-    """
-    return 16 if 4 * 32 * lanes * elements > 1 << 30 else 32
