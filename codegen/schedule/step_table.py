@@ -1,4 +1,4 @@
-"""Blocks, warps and stages of step kernels: a small table, limited by what a thread can hold.
+"""Blocks, warps and groups of tokens of step kernels: a small table, limited by what a thread can hold.
 
 The functions below are copied into every generated module (it stands alone), so they use builtins only.
 ``own``: elements of all states that go with one entry of the split axis, or all their elements where no
@@ -15,27 +15,29 @@ def padded(n: int, least: int) -> int:
 
 def choose_step(
     own: int, cut: int, square: int, backward: bool, lanes: int, units: int
-) -> tuple[int, int, int, int]:
-    """(block of the split axis, warps, stages, tokens per group); ``cut``: its entries, 0 if nothing is split.
+) -> tuple[int, int, int, int, int]:
+    """(block of the split axis, warps, stages, tokens per group, tokens whose states stay in registers).
 
-    One warp with an entry of the split axis per thread where that fits: sums over the other axis then need
-    no exchange. A thread holds 64 elements of the states, 32 in the backward, which has their gradients too.
+    ``cut``: entries of the split axis, 0 if nothing is split. One warp with an entry of the split axis per
+    thread where that fits: sums over the other axes then need little exchange. A thread holds up to 64
+    elements of the states, 32 in the backward, which has their gradients too. Measured on an H200: a token
+    costs a wait for memory, so the tokens of a group are loaded together; 8 where the states are vectors.
     """
-    most = 32 if backward else 64
     if square:  # products of matrices: their operands take the memory that stages would
-        return (16 if cut else 0), 8 if square > 2048 else 4, 1, 1
+        return (16 if cut else 0), 8 if square > 8192 else 4, 1, 1, 1
     if not cut:
-        warps = 1
+        warps, most = 1, 16 if backward else 8
         while warps < 8 and own > 32 * warps * most:
             warps *= 2
-        return 0, warps, 2, 1
+        return 0, warps, 1, 2 if backward else 4, 1
     cut = 1 << max(0, cut - 1).bit_length()
-    block = min(cut, 64 if own <= 4 else 32)
-    while block > 16 and lanes * (cut // block) < units:
+    vectors, most = own <= 4, 32 if backward else 64
+    block = min(cut, 64 if vectors else 32)
+    while block > 16 and (own * block > 32 * most or lanes * (cut // block) < units):
         block //= 2
     warps = 1
     while warps < 8 and own * block > 32 * warps * most:
         warps *= 2
-    each = max(1, own * block // (32 * warps))  # elements of the states that a thread holds
-    return block, warps, 4 if own * block <= 4096 else 3, max(1, min(4, 64 // each))
-
+    if vectors:
+        return block, warps, 1, 8, 8
+    return block, warps, 1, 4, 1
