@@ -35,7 +35,9 @@ from linalg_dsl.planner.step_form import StepForm
 from linalg_dsl.planner.step_values import dimension
 
 CHUNK = 32
-"""Tokens between two saved states where the caller does not say."""
+VECTOR_CHUNK = 8
+"""Tokens between two saved states where the caller does not say; the second where all states are vectors or
+scalars: then those of a whole chunk fit into registers, and nothing is kept in memory between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ def emit_triton_step(
     device decides how it is computed. The text depends on nothing but the arguments and this
     package's version.
     """
-    return _Emitter(form, schedule(forward, backward), chunk_size or CHUNK, invariant).run()
+    default = VECTOR_CHUNK if all(len(s.dims) < 2 for s in form.spec.states) else CHUNK
+    return _Emitter(form, schedule(forward, backward), chunk_size or default, invariant).run()
 
 
 class _Emitter:
@@ -142,6 +145,9 @@ class _Emitter:
         saves = needs_states(plan.backward)
         whole = tuple(plan.split is not None and plan.split not in s.dims for s in spec.states)
         out = output_dims(spec)
+        held = [s.dims for s in spec.states] + [
+            i.dims for i in spec.inputs if not i.timed and len(i.dims) == 2 and self.counts[i.name] == 0
+        ]
         cut = {"K": "self.key", "V": "self.value", None: "0"}[plan.split]
         return render(
             "step_module.py.jinja",
@@ -186,7 +192,7 @@ class _Emitter:
                 key=self._size("K"),
                 value=self._size("V"),
                 chunk_size=self.chunk,
-                own_dims=repr(tuple(self._dims([d for d in s.dims if d != plan.split]) for s in spec.states)),
+                own_dims=repr(tuple(self._dims([d for d in dims if d != plan.split]) for dims in held)),
                 cut=cut,
                 square=self._square(),
                 blocks=f"({cut} + self.block - 1) // self.block" if plan.split else "1",

@@ -71,15 +71,20 @@ class _Kernel:
         self.launcher = launcher
         self.memory = StepMemory(spec, schedule, launcher)
         self.states = {s.name: s for s in spec.states}
-        self.parts: dict[str, list[str]] = {
-            f.name: [] for f in fields(_Step) if f.name not in _OTHER_FIELDS
-        }
+        self.parts: dict[str, list[str]] = {f.name: [] for f in fields(_Step) if f.name not in _OTHER_FIELDS}
 
     def __getitem__(self, part: str) -> list[str]:
         return self.parts[part]
 
     def store_result(
-        self, out: StepStatements, n: int, argument: str, dims: Sequence[Dim], *, partial: bool, rows: str = ""
+        self,
+        out: StepStatements,
+        n: int,
+        argument: str,
+        dims: Sequence[Dim],
+        *,
+        partial: bool,
+        rows: str = "",
     ) -> None:
         """The store of a value of every token: a partial sum to a place of its own."""
         memory = self.memory
@@ -98,7 +103,9 @@ class _Kernel:
         rest = [line for lines in self.parts.values() for line in lines]
         before = _without_unused(memory.before, rest)
         words = set(re.findall(r"\w+", "\n".join([*before, *rest])))
-        wanted = {"U", "BLOCKS", "STAGES"} | ({"C", "W"} if reverse else {"C", "SAVE"} if self["keep"] else set())
+        wanted = {"U", "BLOCKS", "STAGES"} | (
+            {"C", "W"} if reverse else {"C", "SAVE"} if self["keep"] else set()
+        )
         constants = (*(c for c in _CONSTANTS if c in words | wanted), *memory.ratios, *memory.flags)
         made = _Step(
             name=f"{self.launcher.title}_{name}",
@@ -142,7 +149,7 @@ def forward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepN
     names, k.parts["loads"] = memory.group(plan, roots)
     k["group"].extend(names.values())
     given = {leaf: carries[name] for name, _, leaf, _ in plan.carries}
-    out = memory.statements(plan, tiles, roots, given, names, "u")
+    out = memory.statements(plan, tiles, roots, given, names)
     k["body"].extend(out.lines)
     shape = spec.outputs[0].value.shape
     k.store_result(out, o_node, launcher.output, shape, partial=schedule.partial_output)
@@ -179,14 +186,17 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
     given = {leaf: d_states[name] for name, (leaf, _) in reverse.items()}
     if replays:
         given |= _replay(k, tiles, plan.live(roots), names)
+    memory.token = "(U - 1 - w * W - i)"
     k["group"].extend(names.values())
-    out = memory.statements(plan, tiles, roots, given, names, "U - 1 - w * W - i")
+    out = memory.statements(plan, tiles, roots, given, names)
     k["body"].extend(out.lines)
     leaves = {gradient_name(n): n for n in schedule.forward.nodes if n.op in ("input", "param")}
     for result, node in plan.outputs:
         _store_gradient(k, out, result, node, leaves[result])
     k["body"].append(_next_states(d_states, plan, "reverse", out, live=True))
-    return k.text("backward", "From the last token to the first: the gradients of inputs and states.", reverse=True)
+    return k.text(
+        "backward", "From the last token to the first: the gradients of inputs and states.", reverse=True
+    )
 
 
 def _replay(
@@ -220,7 +230,7 @@ def _replay(
     given = {leaf: running[name] for name, _, leaf, _ in forward.carries}
     own, k.parts["replay_loads"] = memory.group(forward, roots)
     k["replay_group"].extend(own.values())
-    out = memory.statements(forward, tiles, roots, given, own, "u")
+    out = memory.statements(forward, tiles, roots, given, own)
     k["replay"].extend(out.lines)
     k["replay"].append(_next_states(running, forward, "forward", out))
     for key, every in own.items():
@@ -228,7 +238,8 @@ def _replay(
             names[key] = memory.names.unique(every)
             line = next(x for x in k["replay_loads"] if x.startswith(f"{every} = "))
             k["loads"].append(re.sub(rf"\b{every}\b", names[key], line))
-    out = memory.statements(forward, tiles, roots, given, names, "U - (w + 1) * W + i")
+    memory.token = "(U - (w + 1) * W + i)"
+    out = memory.statements(forward, tiles, roots, given, names)
     k["again"].extend(out.lines)
     k["again"].append(_next_states(running, forward, "forward", out))
     return found

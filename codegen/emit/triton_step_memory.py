@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ from linalg_dsl.planner.step_values import dimension, family
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "BLOCK", "BLOCKS", "PRECISION", "SAVE", "STAGES", "seq_start",
-    "chunk_start", "i_block", "i_h", "i_n", "i_nh", "i_c", "i_ch", "i_step", "i_token", "i", "i_back",
+    "chunk_start", "i_block", "i_h", "i_n", "i_nh", "i_c", "i_ch", "i_step", "i_first", "there", "i", "i_back",
     "start", "length", "begin", "count", "first_chunk", "chunks", "softplus", "tanh", "expm1", "sign", "step",
     "power", "U", "W", "u", "w", "i_kept", "i_group", "groups", "live",
 )  # fmt: skip
@@ -67,6 +68,8 @@ class StepMemory:
     params: dict[str, str] = field(default_factory=dict)
     before: list[str] = field(default_factory=list)
     rows: dict[tuple[str, ...], str] = field(default_factory=dict)
+    token: str = "u"
+    """Which token of the group the statements being printed are of."""
 
     @property
     def split(self) -> str | None:
@@ -132,13 +135,14 @@ class StepMemory:
         return f", mask={' & '.join(parts)}" if parts else ""
 
     def row(self, wanted: str, pointer: str, entry: str, entries: str, memory: Axes, tile: Axes) -> str:
-        """Where a tile of the token i_token lies: ``entry`` of the ``entries`` of every token."""
+        """Where a tile of this token of the group lies: ``entry`` of the ``entries`` of every token."""
         key = (pointer, entry, entries, *memory, *tile)
         if key not in self.rows:
             self.rows[key] = self.names.unique(f"at_{wanted}")
             self.before.append(f"{self.rows[key]} = {self.address(pointer, entry, memory, tile)}")
         each = " * ".join([entries, *(self.size(a) for a in memory)])
-        return f"{self.rows[key]} + i_token * ({each})"
+        step = f"({each})" if " " in each and not re.fullmatch(r"\(.*\)", each) else each
+        return f"{self.rows[key]} + i_first * {step} + {self.token} * {step}"
 
     def load(self, pointer: str, place: str, memory: Axes, tile: Axes, *more: str) -> str:
         mask = self.mask(tile, *more)
@@ -148,7 +152,7 @@ class StepMemory:
         return f"tl.store({self.address(pointer, place, memory, tile)}, {value}{self.mask(tile, *more)})"
 
     def load_leaf(self, node: Node) -> str:
-        """The expression that loads an input or cotangent of the token i_token, or a param."""
+        """The expression that loads an input or cotangent of this token, or a param."""
         if node.op == "cotangent":
             argument, memory = self.launcher.cotangent, memory_axes(self.spec.outputs[0].value.shape)
             at = self.row(argument, self.pointer(argument), "i_h", "H", memory, node.axes)
@@ -165,7 +169,9 @@ class StepMemory:
         memory, pointer = memory_axes(dims), self.pointer(argument)
         if node.op == "param":
             return self.load(pointer, entry, memory, node.axes)
-        return self._load_row(self.row(node.label or name, pointer, entry, entries, memory, node.axes), node.axes)
+        return self._load_row(
+            self.row(node.label or name, pointer, entry, entries, memory, node.axes), node.axes
+        )
 
     def _load_row(self, at: str, tile: Axes) -> str:
         return f"tl.load({at}{self.mask(tile, 'live')}, other=0.0)"
@@ -173,7 +179,7 @@ class StepMemory:
     def store_row(
         self, argument: str, entry: str, entries: str, memory: Axes, tile: Axes, value: str, *more: str
     ) -> str:
-        """The store of a tile of the token i_token."""
+        """The store of a tile of this token."""
         pointer = self.pointer(argument)
         at = self.row(argument, pointer, entry, entries, memory, tile)
         return f"tl.store({at}, {value}.to({pointer}.dtype.element_ty){self.mask(tile, *more, 'live')})"
@@ -214,10 +220,8 @@ class StepMemory:
         roots: Iterable[int],
         given: Mapping[int, str],
         group: Mapping[str, str],
-        entry: str,
     ) -> StepStatements:
-        """A statement per node that the roots need; ``given`` are at hand, and so are the leaves of ``group``,
-        at the token ``entry`` of the group.
+        """A statement per node that the roots need; ``given`` are at hand, and so are the leaves of ``group``.
 
         What is the same at all tokens is computed once, before the loop.
         """
@@ -231,7 +235,9 @@ class StepMemory:
             elif node.op in ("input", "cotangent"):
                 name = self.names.unique(f"b_{node.label or node.attr('name')}")
                 every = group.get(leaf_name(node))
-                out.lines.append(f"{name} = {self.load_leaf(node) if every is None else f'{every}[{entry}]'}")
+                out.lines.append(
+                    f"{name} = {self.load_leaf(node) if every is None else f'{every}[{self.token}]'}"
+                )
                 out.loaded(n, name, converted=False)
             elif node.op == "param":
                 out.given(n, self._param(node))
@@ -276,7 +282,9 @@ class StepMemory:
         for node in nodes:
             inner = [keys[a] for a in node.args]
             fixed = node.op in ("param", "const", "number", "eye") or (node.args and None not in inner)
-            keys.append(f"{node.op}{dict(node.attrs)}{node.axes}({', '.join(map(str, inner))})" if fixed else None)
+            keys.append(
+                f"{node.op}{dict(node.attrs)}{node.axes}({', '.join(map(str, inner))})" if fixed else None
+            )
         return keys
 
     def _param(self, node: Node) -> str:

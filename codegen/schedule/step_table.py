@@ -1,8 +1,8 @@
 """Blocks, warps and groups of tokens of step kernels: a small table, limited by what a thread can hold.
 
 The functions below are copied into every generated module (it stands alone), so they use builtins only.
-``own``: elements of all states that go with one entry of the split axis, or all their elements where no
-axis is split; ``square``: those of the square matrices that a program multiplies the states by.
+``own``: elements of all states, and of params that are matrices, that go with one entry of the split axis, or
+all their elements where no axis is split; ``square``: those of the square matrices that a program multiplies the states by.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def choose_step(
 
     ``cut``: entries of the split axis, 0 if nothing is split. One warp with an entry of the split axis per
     thread where that fits: sums over the other axes then need little exchange. A thread holds up to 64
-    elements of the states, 32 in the backward, which has their gradients too. Measured on an H200: a token
-    costs a wait for memory, so the tokens of a group are loaded together; 8 where the states are vectors.
+    elements of the states, 32 in the backward, which has their gradients too. A wait for memory costs more
+    than a token's arithmetic, so the tokens of a group are loaded together: 8 where the states are vectors.
     """
     if square:  # products of matrices: their operands take the memory that stages would
         return (16 if cut else 0), 8 if square > 8192 else 4, 1, 1, 1
@@ -29,7 +29,8 @@ def choose_step(
         warps, most = 1, 16 if backward else 8
         while warps < 8 and own > 32 * warps * most:
             warps *= 2
-        return 0, warps, 1, 2 if backward else 4, 1
+        each = own // (32 * warps)
+        return 0, warps, 1, (1 if each > 16 else 2) if backward else (1 if each > 32 else 2), 1
     cut = 1 << max(0, cut - 1).bit_length()
     vectors, most = own <= 4, 32 if backward else 64
     block = min(cut, 64 if vectors else 32)
@@ -40,4 +41,7 @@ def choose_step(
         warps *= 2
     if vectors:
         return block, warps, 1, 8, 8
-    return block, warps, 1, 4, 1
+    each = max(1, own * block // (32 * warps))  # elements of the states that a thread holds
+    if backward:
+        return block, warps, 1, 2 if each <= 32 else 1, 2 if each <= 16 else 1
+    return block, warps, 1, 4 if each <= 32 else 2, 1
