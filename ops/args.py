@@ -14,7 +14,7 @@ from torch import Tensor
 from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
-from linalg_dsl.ops.carried import FLOATING, check_states, unpack_states
+from linalg_dsl.ops.carried import FLOATING, carried_dims, check_states, given_states
 
 WIDEST = 512
 RESERVED = frozenset({"initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu", "max_seqlen"})
@@ -23,8 +23,11 @@ RESERVED = frozenset({"initial_state", "output_final_state", "cu_seqlens", "cu_s
 
 @dataclass(frozen=True)
 class BoundCall:
-    """One call, checked: the tensors in declaration order, the consts given, sorted by name, one initial
-    state or None per state, and the sizes B, T, H, N and of every axis of a tensor."""
+    """One call, checked.
+
+    The tensors in declaration order, the consts given, sorted by name, what is handed in of everything
+    that is carried, and the sizes B, T, H, N and of every axis.
+    """
 
     tensors: tuple[Tensor, ...]
     consts: tuple[tuple[str, float], ...]
@@ -65,7 +68,7 @@ def bind(
     if cu_seqlens is not None:
         sizes["N"] = _check_offsets(spec, cu_seqlens, first)
     sizes |= _state_sizes(spec, sizes, consts)
-    initials = unpack_states(spec, initial_state)
+    initials = given_states(spec, initial_state)
     check_states(spec, initials, sizes, first)
     return BoundCall(tensors, consts, initials, sizes)
 
@@ -78,8 +81,8 @@ def _state_sizes(
     numbers = plain | dict(given)
     return {
         d: int(numbers[d])
-        for s in spec.states
-        for d in s.dims
+        for dims in carried_dims(spec)
+        for d in dims
         if isinstance(d, str) and d not in sizes and d in numbers
     }
 

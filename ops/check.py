@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from linalg_dsl.errors import ArgumentError
-from linalg_dsl.ops.carried import state_labels, unpack_states
+from linalg_dsl.ops.carried import state_labels
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.evaluate_form import run_form
@@ -141,7 +141,7 @@ def run_check(
     options: dict[str, Any] = {"initial_state": drawn, "output_final_state": True, "cu_seqlens": offsets}
     options |= consts or {}
     o, last = op(*tensors.values(), **options)
-    outcome = (o, *unpack_states(spec, last))
+    outcome = (o, last) if isinstance(last, Tensor) else (o, *last)
     weights = _cotangents(outcome, seed)
     wanted, grads = reference_results(op, leaves, weights, cu_seqlens, consts)
     found = torch.autograd.grad(outcome, list(leaves.values()), weights)
@@ -158,7 +158,7 @@ def run_check(
 
     rows = [row(name, got) for name, (got, _) in results.items()]
     if dtype != torch.float64 and not all(r.ok for r in rows):
-        if dtype == torch.float32 or len(spec.states) > 1:
+        if dtype == torch.float32 or len(spec.carried) > 1:
             values, short_grads = reference_results(op, leaves, weights, cu_seqlens, consts, torch.float32)
             short = [*values, *short_grads]
         else:

@@ -20,11 +20,12 @@ from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import RESERVED, BoundCall, bind, check_widths
 from linalg_dsl.ops.artefacts import Artefacts, Stages
-from linalg_dsl.ops.carried import pack_states, start_state, started
+from linalg_dsl.ops.carried import all_started, started
 from linalg_dsl.ops.library import Operator, register
 from linalg_dsl.ops.plan_view import Plan
 from linalg_dsl.ops.promises import check_promises
 from linalg_dsl.ops.reference import reference
+from linalg_dsl.ops.states import pack_states
 
 if TYPE_CHECKING:
     from linalg_dsl.ops.check import CheckReport
@@ -229,11 +230,7 @@ class CompiledOp:
         cu_seqlens: Tensor | None,
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        given = None
-        if any(x is not None for x in call.initials):
-            pairs = zip(self.spec.states, call.initials, strict=True)
-            like = call.tensors[0]
-            given = [start_state(s, call.sizes, like) if x is None else x for s, x in pairs]
+        given = all_started(self.spec, call.initials, call.sizes, call.tensors[0])
         o, states = reference(
             self.spec,
             self._named(call),
