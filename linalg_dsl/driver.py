@@ -1,6 +1,7 @@
 """The driver: from what a user wrote to a torch op, stage by stage.
 
 text or Python function -> RecurrenceSpec           language.parser, language.builder
+RecurrenceSpec          -> Stages                   planner.split: a RecurrenceSpec each
 RecurrenceSpec          -> CanonicalRecurrence      planner.canonical
 CanonicalRecurrence     -> ChunkPlan (forward)      planner.chunkwise
 ChunkPlan               -> ChunkPlan (backward)     planner.adjoint
@@ -44,7 +45,7 @@ def compile(
     _refuse(state_layout=state_layout not in (None, "kv"), reverse=reverse, tune=tune)
     options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug)
     op = _op(read_spec(spec), options)
-    op.artefacts()
+    op.derive()
     return op
 
 
@@ -92,20 +93,27 @@ def emit(artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
         case "torch":
             from linalg_dsl.codegen.emit.torch_module import emit_torch
 
-            return emit_torch(*plans, chunk_size=options.chunk_size)
+            return emit_torch(*plans, chunk_size=options.chunk_size, wide=options.wide)
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            return emit_triton(*plans, chunk_size=options.chunk_size, invariant=options.invariant)
+            return emit_triton(
+                *plans,
+                chunk_size=options.chunk_size,
+                invariant=options.invariant,
+                wide=options.wide,
+                handed=options.handed,
+            )
         case _:
             raise InternalError(f"no module for backend {backend}")
 
 
 def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:
-    from linalg_dsl.ops.artefacts import Stages
+    from linalg_dsl.ops.artefacts import Passes
     from linalg_dsl.ops.op import CompiledOp
+    from linalg_dsl.planner.split import split
 
-    return CompiledOp(spec, options, Stages(derive, emit))
+    return CompiledOp(spec, options, Passes(derive, emit), split(spec))
 
 
 def _refuse(**asked: Any) -> None:

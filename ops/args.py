@@ -67,14 +67,25 @@ def bind(
     sizes |= {"B": first.shape[0], "T": first.shape[1], "H": heads, "N": first.shape[0]}
     if cu_seqlens is not None:
         sizes["N"] = _check_offsets(spec, cu_seqlens, first)
-    sizes |= _state_sizes(spec, sizes, consts)
+    sizes |= _state_sizes(spec, sizes, dict(consts))
     initials = given_states(spec, initial_state)
     check_states(spec, initials, sizes, first)
     return BoundCall(tensors, consts, initials, sizes)
 
 
+def call_sizes(
+    spec: RecurrenceSpec, tensors: Sequence[Tensor], cu_seqlens: Tensor | None, consts: Mapping[str, float]
+) -> dict[str, int]:
+    """B, T, H, N and the size of every axis, of tensors that fit."""
+    first = next(x for x, d in zip(tensors, spec.inputs, strict=True) if d.timed)
+    heads = max(x.shape[2 if d.timed else 0] for x, d in zip(tensors, spec.inputs, strict=True))
+    count = first.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sizes = axis_sizes(spec, tensors) | {"B": first.shape[0], "T": first.shape[1], "H": heads, "N": count}
+    return sizes | _state_sizes(spec, sizes, consts)
+
+
 def _state_sizes(
-    spec: RecurrenceSpec, sizes: Mapping[str, int], given: Sequence[tuple[str, float]]
+    spec: RecurrenceSpec, sizes: Mapping[str, int], given: Mapping[str, float]
 ) -> dict[str, int]:
     """The sizes of states' axes that no tensor has: consts that are plain numbers."""
     plain = {c.name: float(c.value.value) for c in spec.consts if isinstance(c.value, Number)}

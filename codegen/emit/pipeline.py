@@ -205,19 +205,7 @@ class _Emitter:
 
     # -- text ---------------------------------------------------------------------------------------
     def _listing(self) -> tuple[str, ...]:
-        lines = []
-        for step in self.stages.steps:
-            text = ascii_text(str(step))
-            if isinstance(step, Stage):
-                axes = "".join(f", {a} is {b}" for a, b in step.axes if a != b)
-                arguments = ", ".join(step.arguments)
-                text = ascii_text(f"{step.result}_t = {step.spec.name}({arguments}){axes}:")
-                own = (*step.spec.updates, *step.spec.outputs)
-                shown = equations(step.spec)[-len(own) :]
-                lines += [text, *(f"    {line}" for line in shown)]
-            else:
-                lines.append(text)
-        return tuple(lines)
+        return tuple(ascii_text(line) for step in self.stages.steps for line in step.headline)
 
     def _helpers(self, text: str) -> tuple[str, ...]:
         """The library's functions that the text calls, and those that these call."""
