@@ -11,7 +11,7 @@ from torch import Tensor
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec, State
-from linalg_dsl.ops.states import state_tuple
+from linalg_dsl.ops.states import state_fields
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -47,7 +47,7 @@ def given_states(spec: RecurrenceSpec, given: Any) -> tuple[Tensor | None, ...]:
         found = [given]
     else:
         fields = getattr(given, "_fields", None)
-        expected = state_tuple(spec)._fields
+        expected = state_fields(spec)
         if fields is not None and tuple(fields) != expected:
             raise ArgumentError(f"{where} has the fields {', '.join(fields)}, expected {', '.join(expected)}")
         if len(given) != len(names):

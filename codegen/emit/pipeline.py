@@ -37,7 +37,7 @@ class TokenFunction:
     function: str
     arguments: tuple[str, ...]
     doc: str
-    value: str
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class _Emitter:
         if not isinstance(self.stages.steps[-1], Stage) or self.stages.steps[-1].result != self.stages.output:
             like = list(self.values.values())[output_like(spec)]
             output = f"{output}.to({like}.dtype)"
-        text = "\n".join([*lines, *(f.value for f in self.token_functions)])
+        text = "\n".join([*lines, *(line for f in self.token_functions for line in f.lines)])
         heads = [f"{self.values[i.name]}.shape[{2 if i.timed else 0}]" for i in spec.inputs]
         count = len(self.stages.stages)
         return render(
@@ -186,7 +186,7 @@ class _Emitter:
         function = self.names.unique(f"{self.spec.name}_{step.name}")
         arguments = [*names.values(), *(() if step.timed else ("heads",))]
         doc = ascii_text(str(step)).replace("\\", "\\\\")
-        self.token_functions.append(TokenFunction(function, tuple(arguments), doc, value))
+        self.token_functions.append(TokenFunction(function, tuple(arguments), doc, _returned(value)))
         like = next(self.values[i.name] for i in self.spec.inputs)
         given = [
             f"number({self.numbers[n]}, {like})"
@@ -217,6 +217,14 @@ class _Emitter:
             used |= found
             todo += [self.library[n].split("\n", 1)[1] for n in found]
         return tuple(code for n, code in self.library.items() if n in used)
+
+
+def _returned(value: str) -> tuple[str, ...]:
+    """A return statement, in parentheses where it is long."""
+    if len(value) + len("return ") <= WIDTH:
+        return (f"return {value}",)
+    parts = textwrap.wrap(value, WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+    return ("return (", *(f"    {part}" for part in parts), ")")
 
 
 def _wrapped(line: str) -> list[str]:
