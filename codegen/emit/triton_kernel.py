@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, boundary_suffix
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
-from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Boundary, Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import Node
@@ -22,6 +23,7 @@ _RESERVED = (
     "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_token",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
+    "b_decayed_state", "b_limit",
     "first_mark", "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum",
     "row_sums", "column_sums", "anchored_intervals", "meeting_blocks",
 )  # fmt: skip
@@ -93,6 +95,7 @@ class KernelPrinter:
     """Prints one kernel of ``plan``; ``memory`` tells where leaves, buffers and results lie."""
 
     def __init__(self, plan: KernelPlan, kernel: Kernel, memory: Mapping[int, Memory], title: str) -> None:
+        self.plan = plan
         self.nodes = plan.plan.nodes
         self.kernel = kernel
         self.memory = memory
@@ -135,15 +138,12 @@ class KernelPrinter:
         self.out.given(leaf, self.state)
         body = self._body()
         lines = [*body]
-        if kernel.boundary:
-            lines = [
-                *self._boundary_before(),
-                *lines,
-                *self._boundary_after(kernel.boundary),
-            ]
+        term = self._boundary()
+        if term:
+            lines = term.around(lines)
         lines.append(f"{self.state} = {self.out.value(after)}")
-        if kernel.boundary and kernel.direction == "forward":
-            lines += self._keep_mark()
+        if term:
+            lines += term.behind()
         lines = without_unused([*self._row_lines(), *lines])
         self.out.lines = lines
         shape = ", ".join(self._blocks()[a].length for a in ("K", "V"))
@@ -255,7 +255,7 @@ class KernelPrinter:
             self.scalars[name] = memory.argument
             out.given(n, name)
             return
-        pointer = self._pointer(memory)
+        pointer = self.pointer(memory.argument)
         name = self.names.unique(f"b_{node.label or f'x_{n}'}")
         at, mask = self._address(node, memory)
         where = f", mask={mask}, other=0.0" if mask else ""
@@ -266,7 +266,7 @@ class KernelPrinter:
 
     def _store(self, n: int) -> None:
         node, memory = self.nodes[n], self.memory[n]
-        pointer = self._pointer(memory)
+        pointer = self.pointer(memory.argument)
         at, mask = self._address(node, memory)
         split = self.kernel.split
         if split and split not in node.axes:
@@ -281,12 +281,13 @@ class KernelPrinter:
         else:
             self.out.lines.append(line)
 
-    def _pointer(self, memory: Memory) -> str:
+    def pointer(self, argument: str) -> str:
+        """The kernel's name of one of the launcher's tensors."""
         for name, tensor in self.pointers.items():
-            if tensor == memory.argument:
+            if tensor == argument:
                 return name
-        name = self.names.unique(f"p_{memory.argument}")
-        self.pointers[name] = memory.argument
+        name = self.names.unique(f"p_{argument}")
+        self.pointers[name] = argument
         return name
 
     def _address(self, node: Node, memory: Memory) -> tuple[str, str]:
@@ -325,67 +326,15 @@ class KernelPrinter:
     def _row_lines(self) -> list[str]:
         return [f"{name} = {expression}" for expression, name in self.rows.items()]
 
-    # -- the boundary term ------------------------------------------------------------------------------
-    def _extra(self, argument: str) -> str:
-        return self._pointer(Memory(argument))
-
-    def _boundary_before(self) -> list[str]:
-        """Before the chunk: keep the state and its row norms, or take them up."""
-        every = f"{self._extra('marks')} + (i_ch * H + i_h) * K * V + o_k[:, None] * V + o_v[None, :]"
-        norms = f"{self._extra('norms')} + (i_ch * H + i_h) * K + o_k"
-        square = f"tl.sum({self.state} * {self.state}, 1)"
-        if self.kernel.direction == "forward":
-            return [
-                "if EXACT:",
-                f"    tl.store({every}, {self.state}, mask=m_s)",
-                "else:",
-                f"    tl.store({norms}, tl.sqrt({square}), mask=m_k)",
-            ]
-        self.before += [
-            "b_h = tl.zeros((BLOCK,), dtype=tl.float32)",
-            f"first_mark = first_chunk // {SEGMENT} + i_n",
-        ]
-        return [
-            "if EXACT:",
-            f"    b_h = tl.sum(tl.load({every}, mask=m_s, other=0.0) * {self.state}, 1)",
-            "else:",
-            f"    if (i_step == 0) | ((i_c + 1) % {SEGMENT} == 0):",
-            f"        b_h = tl.sum(tl.load({self._mark()}, mask=m_s, other=0.0) * {self.state}, 1)",
-            f"    b_limit = tl.load({norms}, mask=m_k, other=0.0) * tl.sqrt({square})",
-        ]
-
-    def _boundary_after(self, boundary: Boundary) -> list[str]:
-        """After the chunk's products: the forward walk records, the reverse walk forms the term."""
-        pairs = boundary.starts if self.kernel.direction == "forward" else boundary.ends
-        sums = " + ".join(f"{self.out.value(x)} * {self.out.value(dx)}" for x, dx in pairs)
-        starts = f"{self._extra('starts')} + (i_ch * H + i_h) * K + o_k"
-        if self.kernel.direction == "forward":
-            return ["if not EXACT:", f"    tl.store({starts}, tl.sum({sums}, 0), mask=m_k)"]
-        total = self.out.value(boundary.total)
-        result = f"{self._pointer(self.memory[boundary.node])} + (i_ch * H + i_h) * K + o_k"
-        return [
-            "if EXACT:",
-            f"    tl.store({result}, {total} * b_h, mask=m_k)",
-            "else:",
-            f"    b_limit = tl.where({total} > 0, b_limit * {total}, 0.0)",
-            "    # Cauchy-Schwarz: without this bound no digit is right under strong gates",
-            f"    b_bound = tl.minimum(tl.maximum(b_h - tl.sum({sums}, 0), -b_limit), b_limit)",
-            f"    tl.store({result}, b_bound, mask=m_k)",
-            f"    b_h = b_bound + tl.load({starts}, mask=m_k, other=0.0)",
-        ]
-
-    def _keep_mark(self) -> list[str]:
-        """The state at every 8th boundary and at the end, for the reverse walk."""
-        self.before.append(f"first_mark = first_chunk // {SEGMENT} + i_n")
-        return [
-            "if not EXACT:",
-            f"    if (i_c + 1 == chunks) | ((i_c + 1) % {SEGMENT} == 0):",
-            f"        tl.store({self._mark()}, {self.state}, mask=m_s)",
-        ]
-
-    def _mark(self) -> str:
-        place = f"((first_mark + i_c // {SEGMENT}) * H + i_h) * K * V"
-        return f"{self._extra('marks')} + {place} + o_k[:, None] * V + o_v[None, :]"
+    def _boundary(self) -> BoundaryText | None:
+        boundary, direction = self.kernel.boundary, self.kernel.direction
+        if boundary is None or direction is None:
+            return None
+        result = self.memory[boundary.node].argument
+        suffix = boundary_suffix(self.plan, boundary)
+        return BoundaryText(
+            boundary, direction, self.out, self.pointer, self.before, self.state, result, suffix
+        )
 
     # -- tiles ----------------------------------------------------------------------------------------
     def _blocks(self) -> dict[str, Tile]:
@@ -422,7 +371,7 @@ class KernelPrinter:
 
     def _needs_zero(self) -> frozenset[int]:
         boundary = self.kernel.boundary
-        extra = [n for pair in (*boundary.starts, *boundary.ends) for n in pair] if boundary else []
+        extra = boundary.pair_values if boundary else ()
         return zero_wanted(self.nodes) | frozenset(extra)
 
     def _tile_kinds(self) -> tuple[str, ...]:

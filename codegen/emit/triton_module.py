@@ -24,6 +24,7 @@ from linalg_dsl.codegen.emit.signature import (
     sized,
     tuple_text,
 )
+from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.cut import cut
@@ -124,7 +125,7 @@ class _Emitter:
             reserved=(
                 "call", "tensors", "consts", "cu_seqlens", "dry", "save", "residuals",
                 "initial_state", "initial_states", "final_state", "final_states", "output_final_state",
-                "d_o", "d_state", "d_finals", "d_final_state", "d_initial_state", "norms", "starts", "marks",
+                "d_o", "d_state", "d_finals", "d_final_state", "d_initial_state", *boundary_tensors(plan),
             )
         )  # fmt: skip
         self.inputs = {i.name: names.unique(i.name) for i in self.spec.inputs}
@@ -145,12 +146,8 @@ class _Emitter:
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
         key, value = axis_source(spec, "K"), axis_source(spec, "V")
         saved = [b for b in plan.buffers if b.saved]
-        boundary = next((k.boundary for k in plan.backward if k.boundary), None)
-        extra = (
-            "marks = call.marks()",
-            'norms = call.buffer("K", False)',
-            'starts = call.buffer("K", False)',
-        )
+        boundaries = [k.boundary for k in plan.backward if k.boundary]
+        extra = boundary_tensors(plan)
         numbers = dict(self.canonical.consts)
         dims = sized(output_dims(spec), numbers)
         used = frozenset().union(*(p.library for p in printed.values()))
@@ -190,7 +187,7 @@ class _Emitter:
                         for i, d in self.gradients.items()
                         if self._has_gradient(i)
                     ),
-                    *(extra if boundary else ()),
+                    *(f"{name} = {made}" for name, made in extra.items()),
                 ),
                 backward_launches=tuple(self._launch(printed[k.name]) for k in plan.backward),
                 gradients=tuple(self._gradient(i, memory) for i in self.gradients),
@@ -205,7 +202,7 @@ class _Emitter:
                 decay=repr(self.rec.decay.kind),
                 rank=self.rec.r,
                 segment=SEGMENT,
-                exact=bool(boundary and boundary.exact) or self.invariant,
+                exact=any(b.exact for b in boundaries) or self.invariant,
                 invariant=self.invariant,
                 table=table_functions(),
             ),
@@ -287,7 +284,8 @@ class _Emitter:
         if kernel.family == "prep":
             return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest}{more})"
         if forward:
-            first, last = "initial_state", "final_state"
+            final = kernel is [k for k in self.plan.forward if k.family == "walk"][-1]
+            first, last = "initial_state", "final_state" if final else "None"
         elif kernel.direction == "forward":
             first, last = "initial_state", "None"
         else:

@@ -34,7 +34,7 @@ class JointScores:
         self.x = [out.value(i) for i in rest[:rows]]
         self.y = [out.value(i) for i in rest[rows : rows + cols]]
         self.w = out.value(rest[-1])
-        self.block = out.blocks["K"].length
+        self.block = out.blocks[out.nodes[rest[-1]].axes[-1]].length
         self.exclusive = [read == "exclusive" for read in self.reads]
         """Whether the interval of a row ends before it: those rows have factors of their own."""
         self.kinds = sorted(set(self.exclusive))

@@ -73,7 +73,7 @@ class Statements:
     needs_zero: frozenset[int] = frozenset()
     picks: dict[tuple[int, int], str] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
-    """Lines that belong before the loop over blocks of K: where its sums begin."""
+    """Lines that belong before a loop over blocks: where its sums begin."""
 
     def loaded(self, n: int, name: str, *, converted: bool) -> None:
         """A tile just loaded: zero where its mask is false; ``converted`` if it is float32 already."""
@@ -110,7 +110,7 @@ class Statements:
             self.zero.add(n)
 
     def accumulate(self, n: int) -> None:
-        """Adds one block's share to a value that sums over K."""
+        """Adds one block's share to a value that sums over an axis."""
         node = self.nodes[n]
         if node.op == "decayed_scores":
             self.lines += JointScores(self, n, node, blocked=True).statements()
@@ -205,7 +205,7 @@ class Statements:
 
     def _decay(self, node: Node) -> tuple[str, bool]:
         args = [self.value(a) for a in node.args]
-        wide = "K" in node.axes
+        wide = len(node.axes) == 2
         match node.op:
             case "pairs_decay":
                 return self._call("pairs_decay", *args, "C", *_read_flags(node)), True
@@ -249,11 +249,15 @@ class Statements:
     def _write(self, node: Node) -> str:
         """x^T z. A factor per token goes to the operand whose axis the kernel splits."""
         x, z = node.args
-        factor, bare = self._token_factor(x)
-        if factor is None or self.blocks["V"].length != "BLOCK":
-            return self._dot(f"tl.trans({self.operand(x)})", self.operand(z))
-        scaled = f"({self.value(factor, self.nodes[z].axes)} * {self.value(z)}).to(DOT)"
-        return self._dot(f"tl.trans({self.operand(bare)})", scaled)
+        (of_x, bare_x), (of_z, bare_z) = self._token_factor(x), self._token_factor(z)
+        if of_x is not None and self.blocks["V"].length == "BLOCK":
+            scaled = f"({self.value(of_x, self.nodes[z].axes)} * {self.value(z)}).to(DOT)"
+            return self._dot(f"tl.trans({self.operand(bare_x)})", scaled)
+        decays = of_z is not None and self.nodes[of_z].op in ("from_start", "to_end")
+        if of_z is not None and decays and self.blocks["K"].length == "BLOCK":
+            scaled = f"({self.value(of_z, self.nodes[x].axes)} * {self.value(x)}).to(DOT)"
+            return self._dot(f"tl.trans({scaled})", self.operand(bare_z))
+        return self._dot(f"tl.trans({self.operand(x)})", self.operand(z))
 
     def _token_factor(self, n: int) -> tuple[int | None, int]:
         """(f, x) where n is f x with f one number per token (or one in all) and x as it was loaded."""

@@ -7,29 +7,33 @@ values again when that moves fewer bytes than a round trip through memory.
 
 from __future__ import annotations
 
-from linalg_dsl.codegen.schedule.boundary import with_boundary
+from dataclasses import replace
+
+from linalg_dsl.codegen.schedule.boundary import with_boundaries
 from linalg_dsl.codegen.schedule.facts import COTANGENT, FORWARD, REVERSE, PlanFacts
 from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Buffer, Element, Kernel, KernelPlan
 from linalg_dsl.codegen.schedule.naming import with_names
 from linalg_dsl.codegen.schedule.phase import Phase
 from linalg_dsl.codegen.schedule.verify import verify
+from linalg_dsl.planner.ops import OPS
 from linalg_dsl.planner.plan import ChunkPlan
 
 
 def cut(plan: ChunkPlan) -> KernelPlan:
     """The kernels of a lowered plan (forward, and backward if the plan has gradients), verified."""
-    plan, boundary = with_boundary(plan)
-    kernels = _Cut(with_names(plan), boundary).run()
+    plan, boundaries = with_boundaries(plan)
+    kernels = _Cut(with_names(plan), boundaries).run()
     verify(kernels)
     return kernels
 
 
 class _Cut:
-    def __init__(self, plan: ChunkPlan, boundary: Boundary | None) -> None:
+    def __init__(self, plan: ChunkPlan, boundaries: tuple[Boundary, ...]) -> None:
         self.plan = plan
-        self.boundary = boundary
-        self.facts = PlanFacts(plan, boundary)
+        self.boundaries = boundaries
+        self.facts = PlanFacts(plan, boundaries)
         self.nodes = plan.nodes
+        self.decays_along_v = any(n.op == "total" and n.axes == ("V",) for n in plan.nodes)
         self.results = plan.outputs
 
     # -- the whole --------------------------------------------------------------------------------
@@ -40,21 +44,15 @@ class _Cut:
         kernels_f = forward.kernels()
         kernels_b: list[Kernel] = []
         if "reverse" in self.facts.carry:
-            savable = frozenset(
-                n
-                for k in kernels_f
-                if k.family == "walk"
-                for n in k.body
-                if self.facts.token_value(n) and self.facts.depends[n] & FORWARD
-            ) | self._dear_scores(kernels_f)
+            savable = self._savable(kernels_f) | self._dear_scores(kernels_f)
             stored = {n for k in kernels_f for n in k.stores}
             backward = Phase(
                 self.facts, "bwd", gradients, "reverse", stored | savable, eager=False, savable=savable
             )
             kernels_b = backward.kernels()
             read = {n for k in kernels_b for n in k.loads}
-            extra = sorted((read & savable) - stored)
-            kernels_f = [forward.with_stores(k, extra) for k in kernels_f]
+            extra = (read & savable) - stored
+            kernels_f = _with_stores(kernels_f, extra)
             return KernelPlan(
                 self.plan,
                 tuple(kernels_f),
@@ -62,7 +60,22 @@ class _Cut:
                 self._buffers(kernels_f, kernels_b, extra),
                 self.results,
             )
-        return KernelPlan(self.plan, tuple(kernels_f), (), self._buffers(kernels_f, [], []), self.results)
+        return KernelPlan(self.plan, tuple(kernels_f), (), self._buffers(kernels_f, [], set()), self.results)
+
+    def _savable(self, kernels: list[Kernel]) -> frozenset[int]:
+        """What the backward may ask the forward's walks to save.
+
+        Not a read of the state where a boundary term makes the backward replay that walk anyway.
+        """
+        return frozenset(
+            n
+            for k in kernels
+            if k.family == "walk"
+            for n in k.body
+            if self.facts.token_value(n)
+            and self.facts.depends[n] & FORWARD
+            and not (k.split in self.facts.boundaries and self.nodes[n].op == "read")
+        )
 
     def _dear_scores(self, kernels: list[Kernel]) -> frozenset[int]:
         """Results of the forward's preps that cost far more than the [C, C] numbers that they are."""
@@ -74,7 +87,7 @@ class _Cut:
             if self.nodes[n].op == "pick" and self.nodes[n].axes == ("t", "s")
         )
 
-    def _buffers(self, forward: list[Kernel], backward: list[Kernel], extra: list[int]) -> tuple[Buffer, ...]:
+    def _buffers(self, forward: list[Kernel], backward: list[Kernel], extra: set[int]) -> tuple[Buffer, ...]:
         results = {n for _, n in self.results}
         read_back = {n for k in backward for n in k.loads}
         taken: set[str] = {name for name, _ in self.results}
@@ -88,19 +101,27 @@ class _Cut:
                     name = _unique(node.label or f"{node.op}_{n}", taken)
                     saved = phase is forward and n in read_back
                     out.append(Buffer(n, name, node.axes, self._element(n), saved, n in extra))
-        if self.boundary:
-            out.append(Buffer(self.boundary.node, _unique("boundary", taken), ("K",), "float32"))
+        for boundary in self.boundaries:
+            out.append(Buffer(boundary.node, _unique("boundary", taken), (boundary.axis,), "float32"))
         return tuple(out)
 
     def _element(self, n: int) -> Element:
-        """Operands of products go in the compute dtype; gates, factors and partial sums in float32."""
+        """Operands of products go in the compute dtype; gates, factors and partial sums in float32.
+
+        Partial sums are gradients along K, and along V where a decay along V takes its gradient from them.
+        """
         node = self.nodes[n]
         if node.axes == ("t", "s"):
             return "compute"
-        partial = "K" in node.axes and self.facts.depends[n] & (REVERSE | COTANGENT)
+        summed = "K" in node.axes or self.decays_along_v
+        partial = summed and self.facts.depends[n] & (REVERSE | COTANGENT) and not self._operand(n)
         if len(node.axes) == 2 and not partial and not self._feeds_decay(n):
             return "compute"
         return "float32"
+
+    def _operand(self, n: int) -> bool:
+        """Whether a product takes a value, so that it is rounded anyway."""
+        return any(OPS[self.nodes[u].op].kind == "matmul" for u in self.facts.users[n])
 
     def _feeds_decay(self, n: int) -> bool:
         return any(
@@ -108,6 +129,16 @@ class _Cut:
             and self.nodes[u].args[-1] == n
             for u in self.facts.users[n]
         )
+
+
+def _with_stores(kernels: list[Kernel], extra: set[int]) -> list[Kernel]:
+    """The kernels of the forward, also writing what the backward wants of them."""
+    out = []
+    for kernel in kernels:
+        more = sorted(extra & set(kernel.body))
+        extra = extra - set(more)
+        out.append(replace(kernel, stores=(*kernel.stores, *more)) if more else kernel)
+    return out
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -127,11 +127,10 @@ def kernel_schedule(
 ) -> KernelSchedule:
     """Sizes and reasons of one launch, as the launcher chooses them."""
     reads = {n: _bytes(plan, n, shape) for n in kernel.loads}
-    marks, rows = _boundary_bytes(plan, kernel, shape)
-    written = sum(_bytes(plan, n, shape) for n in kernel.stores)
-    if kernel.direction == "forward":
-        written += marks + rows
-    read = sum(reads.values()) + (marks + rows if kernel.direction == "reverse" else 0)
+    kept = _boundary_bytes(kernel, shape)
+    keeps = kernel.boundary is not None and kernel.direction == kernel.boundary.keeper
+    written = sum(_bytes(plan, n, shape) for n in kernel.stores) + (kept if keeps else 0)
+    read = sum(reads.values()) + (0 if keeps else kept)
     if kernel.family == "prep":
         last = bool(plan.backward) and kernel is plan.backward[-1]
         warps, block = choose_prep(shape.chunk, _class(plan.plan)[0], last)
@@ -229,12 +228,17 @@ def _walk_reasons(plan: KernelPlan, kernel: Kernel, state: int) -> tuple[str, ..
         f"{split} is split: products with {what} sum over {own}, so a program owns all of {own}",
     ]
     given = [
-        n for n in kernel.loads if nodes[n].axes == ("t", "V") and nodes[n].op not in ("input", "cotangent")
+        n for n in kernel.loads if nodes[n].axes == ("t", own) and nodes[n].op not in ("input", "cotangent")
     ]
-    if split == "K" and given:
+    solves = any(_is_transform(nodes, n) for n in kernel.loads)
+    if given and not solves and any(n.op == "ut_transform" for n in nodes):
         named = value_names(plan)
         out.append(f"with {_listed(named[n] for n in given)} at hand its state is a plain linear recurrence")
     return tuple(out)
+
+
+def _is_transform(nodes: Sequence[Node], n: int) -> bool:
+    return nodes[n].op == "pick" and nodes[nodes[n].args[0]].op == "ut_transform"
 
 
 def _block_reason(
@@ -270,9 +274,11 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
         how = f"at every chunk: {why}"
     else:
         how = f"at every {SEGMENT}th chunk, carried and bounded (Cauchy-Schwarz) between"
-    if kernel.direction == "forward":
-        return (f"keeps S for the gate gradient's boundary term, formed {how}",)
-    return (f"forms the gate gradient's boundary term Σ_V S_0 ∘ dS_C exactly {how}",)
+    if kernel.direction == boundary.keeper:
+        what = "S" if kernel.direction == "forward" else "dS"
+        return (f"keeps {what} for the gate gradient's boundary term, formed {how}",)
+    over = "V" if boundary.axis == "K" else "K"
+    return (f"forms the gate gradient's boundary term Σ_{over} S_0 ∘ dS_C exactly {how}",)
 
 
 # -- numbers --------------------------------------------------------------------------------------------
@@ -281,9 +287,9 @@ def _class(plan: ChunkPlan) -> tuple[str, int]:
     gates = {
         plan.nodes[n.args[-1]].axes
         for n in plan.nodes
-        if n.op in ("from_start", "to_end", "total", "pairs_decay", "decayed_scores")
+        if n.op in ("from_start", "to_end", "total", "pairs_decay", "decayed_scores", "decay_adjoints")
     }
-    decay = "channel" if ("t", "K") in gates else "scalar" if gates else "none"
+    decay = "channel" if any(len(axes) == 2 for axes in gates) else "scalar" if gates else "none"
     return decay, max((int(str(n.attr("r"))) for n in plan.nodes if n.op == "ut_transform"), default=0)
 
 
@@ -304,14 +310,14 @@ def _exact(kernel: Kernel, shape: CallShape) -> bool:
     return boundary.exact or keep_every_state(shape.chunks, shape.H, shape.K, shape.V)
 
 
-def _boundary_bytes(plan: KernelPlan, kernel: Kernel, shape: CallShape) -> tuple[int, int]:
-    """What the two walks of a boundary term hand over beside buffers: states, and K numbers a chunk."""
+def _boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
+    """What the two walks of a boundary term hand over beside buffers: states, and numbers along its axis."""
     if kernel.boundary is None:
-        return 0, 0
+        return 0
     state = shape.H * shape.K * shape.V * 4
     if _exact(kernel, shape):
-        return shape.chunks * state, 0
-    return (shape.chunks // SEGMENT + shape.B) * state, 2 * 4 * shape.chunks * shape.H * shape.K
+        return shape.chunks * state
+    return (shape.chunks // SEGMENT + shape.B) * state + 2 * shape.count((kernel.boundary.axis,)) * 4
 
 
 # -- text -----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from linalg_dsl.planner.adjoint import gradient_name
 from linalg_dsl.planner.evaluate_ops import align, expand
 from linalg_dsl.planner.plan import Node
 
+_STATE_DIM = {"K": -2, "V": -1}
 Values = dict[int, Tensor | tuple[Tensor, ...]]
 
 
@@ -208,15 +209,15 @@ class _Run:
         parts: list[dict[tuple[int | str, int], Tensor]] = []
         for low, count in _blocks(call.wide[split], self.blocks):
             block = _Block(self, kernel, split, low, count)
-            states.append(block.walk(state.narrow(-2 if split == "K" else -1, low, count)))
+            states.append(block.walk(state.narrow(_STATE_DIM[split], low, count)))
             parts.append(block.stored)
         for key, chunk in parts[0]:
-            axes = _axes(call.nodes, key)
+            axes = _axes(call.nodes, key, split)
             pieces = [p[key, chunk] for p in parts]
             # every block has the same value where the split axis is missing: the first one writes it
             whole = torch.cat(pieces, axes.index(split) - len(axes)) if split in axes else pieces[0]
-            call.store(key, chunk, whole)
-        return torch.cat(states, dim=-2 if split == "K" else -1)
+            call.store(key if isinstance(key, int) else f"{key}_{split}", chunk, whole)
+        return torch.cat(states, dim=_STATE_DIM[split])
 
     def body(self, kernel: Kernel, values: Values, sizes: Mapping[str, int]) -> None:
         nodes = self.call.nodes
@@ -245,7 +246,7 @@ class _Block:
     count: int
     stored: dict[tuple[int | str, int], Tensor] = field(default_factory=dict)
     carried: Tensor | None = None
-    """h = sum_V S o dS at the end of the chunk: what the boundary term is carried by."""
+    """h = sum S o dS at the boundary that the walk has come to: what the boundary term is carried by."""
 
     def walk(self, state: Tensor) -> Tensor:
         call, kernel = self.run.call, self.kernel
@@ -261,11 +262,12 @@ class _Block:
             self.run.body(kernel, values, sizes)
             for n in kernel.stores:
                 self.stored[n, chunk] = _tensor(values[n])
-            if kernel.boundary:
-                self._boundary(kernel.boundary, values, state, chunk, last)
+            boundary = kernel.boundary
+            if boundary:
+                self._boundary(boundary, values, state, chunk, last)
             axes = call.nodes[after].axes
             state = expand(_tensor(values[after]), axes, ("K", "V"), sizes)
-            if kernel.boundary and kernel.direction == "forward" and self._marks_after(chunk, last):
+            if boundary and kernel.direction == boundary.keeper and self._mark_after(chunk, last):
                 self.stored["marks", chunk] = state
         return state
 
@@ -276,51 +278,67 @@ class _Block:
         return value.narrow(axes.index(self.split) - len(axes), self.low, self.count)
 
     # -- the boundary term ------------------------------------------------------------------------------
-    def _marks_after(self, chunk: int, last: int) -> bool:
-        return not self.run.exact and (chunk == last or (chunk + 1) % self.run.segment == 0)
+    def _mark_after(self, chunk: int, last: int) -> bool:
+        """Whether the state that the earlier walk has after a chunk is kept."""
+        if self.run.exact:
+            return False
+        if self.kernel.boundary and self.kernel.boundary.keeper == "forward":
+            return chunk == last or (chunk + 1) % self.run.segment == 0
+        return chunk % self.run.segment == 0
 
     def _boundary(self, boundary: Boundary, values: Values, state: Tensor, chunk: int, last: int) -> None:
         """``state`` is the one before the chunk in the direction of the walk: S_0, or dS_C."""
-        norm = state.square().sum(-1).sqrt()
-        if self.kernel.direction == "forward":
-            if self.run.exact:
-                self.stored["marks", chunk] = state
+        call, exact = self.run.call, self.run.exact
+        over = _STATE_DIM["V" if boundary.axis == "K" else "K"]
+        direction = self.kernel.direction
+        assert direction is not None
+        taken = _tensor(values[boundary.cotangent]) if direction == "reverse" else state
+        pairs = _token_sum(values, boundary.pairs(direction))
+        if direction == boundary.keeper:
+            if exact:
+                self.stored["marks", chunk] = taken
             else:
-                self.stored["norms", chunk] = norm
-                self.stored["starts", chunk] = _token_sum(values, boundary.starts)
+                self.stored["norms", chunk] = taken.square().sum(over).sqrt()
+                self.stored["moved", chunk] = pairs
             return
-        total = align(_tensor(values[boundary.total]), self.run.call.nodes[boundary.total].axes, ("K",))
-        if self.run.exact:
-            self.stored[boundary.node, chunk] = total * (self._kept("marks", chunk) * state).sum(-1)
+        total = align(_tensor(values[boundary.total]), call.nodes[boundary.total].axes, (boundary.axis,))
+        decayed = taken
+        for n in boundary.others:
+            decayed = decayed * align(_tensor(values[n]), call.nodes[n].axes, ("K", "V"))
+        if exact:
+            self.stored[boundary.node, chunk] = total * (self._kept("marks", chunk) * decayed).sum(over)
             return
-        if self._marks_after(chunk, last):
-            self.carried = (self._kept("marks", chunk) * state).sum(-1)
+        begins = chunk == last or (chunk + 1) % self.run.segment == 0
+        if direction == "forward":
+            begins = chunk % self.run.segment == 0
+        if begins:
+            self.carried = (self._kept("marks", chunk) * state).sum(over)
         if self.carried is None:
             raise InternalError(f"{self.kernel.name} carries a boundary term that no chunk began")
-        limit = total * self._kept("norms", chunk) * norm
-        bound = (self.carried - _token_sum(values, boundary.ends)).clamp(-limit, limit)
+        limit = total * self._kept("norms", chunk) * decayed.square().sum(over).sqrt()
+        bound = (self.carried - pairs).clamp(-limit, limit)
         self.stored[boundary.node, chunk] = bound
-        self.carried = bound + self._kept("starts", chunk)
+        self.carried = bound + self._kept("moved", chunk)
 
     def _kept(self, name: str, chunk: int) -> Tensor:
-        """This block's rows of what the forward walk recorded."""
+        """This block's part of what the earlier walk recorded."""
         stored = self.run.call.stored
-        if (name, chunk) not in stored:
+        if (f"{name}_{self.split}", chunk) not in stored:
             raise InternalError(f"{self.kernel.name} reads {name} of chunk {chunk}, which no walk recorded")
-        value = stored[name, chunk]
-        return value.narrow(-2 if name == "marks" else -1, self.low, self.count)
+        value = stored[f"{name}_{self.split}", chunk]
+        return value.narrow(_STATE_DIM[self.split] if name == "marks" else -1, self.low, self.count)
 
 
 def _token_sum(values: Values, pairs: Sequence[tuple[int, int]]) -> Tensor:
-    """[.., K]: the sum over tokens of x o dx over the pairs."""
+    """[.., D]: the sum over tokens of x o dx over the pairs."""
     products = [_tensor(values[x]) * _tensor(values[dx]) for x, dx in pairs]
     return torch.stack([p.sum(-2) for p in products]).sum(0)
 
 
-def _axes(nodes: Sequence[Node], key: int | str) -> tuple[str, ...]:
+def _axes(nodes: Sequence[Node], key: int | str, split: str) -> tuple[str, ...]:
     if isinstance(key, int):
         return nodes[key].axes
-    return ("K", "V") if key == "marks" else ("K",)
+    return ("K", "V") if key == "marks" else (split,)
 
 
 def _blocks(size: int, count: int) -> list[tuple[int, int]]:

@@ -18,7 +18,6 @@ from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import Node
 
 SCORE: Axes = ("t", "s")
-KEYS: Axes = ("t", "K")
 
 
 def apply_lowered(
@@ -38,9 +37,9 @@ def apply_lowered(
         case "total":
             return whole[0].sum(axes[0].index("t") - len(axes[0])).exp()
         case "decayed_scores":
-            return _decayed_scores(node, whole, sizes)
+            return _decayed_scores(node, whole, axes[-1], sizes)
         case "decay_adjoints":
-            return _decay_adjoints(node, whole, sizes)
+            return _decay_adjoints(node, whole, axes[-1], sizes)
         case _:
             return apply_op(node, whole, axes, sizes)
 
@@ -71,34 +70,38 @@ def _ut_transform(
     return tuple(inverse[..., :, i, :, k] for i, k in product(range(r), repeat=2))
 
 
-def _decayed_scores(node: Node, args: Sequence[Tensor], sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
+def _decayed_scores(
+    node: Node, args: Sequence[Tensor], wide: Axes, sizes: Mapping[str, int]
+) -> tuple[Tensor, ...]:
     rows, cols, reads, pairs = _group(node)
     x, y, w = args[:rows], args[rows : rows + cols], args[-1]
     return tuple(
         apply_op(
             Node("decayed_score", (), (("read", reads[i]),), SCORE),
             (x[i], y[j], w),
-            (KEYS, KEYS, KEYS),
+            (wide, wide, wide),
             sizes,
         )
         for i, j in pairs
     )
 
 
-def _decay_adjoints(node: Node, args: Sequence[Tensor], sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
+def _decay_adjoints(
+    node: Node, args: Sequence[Tensor], wide: Axes, sizes: Mapping[str, int]
+) -> tuple[Tensor, ...]:
     rows, cols, reads, pairs = _group(node)
     a, rest = args[: len(pairs)], args[len(pairs) :]
     x, y, w = rest[:rows], rest[rows : rows + cols], rest[-1]
 
     def moved(number: int, transposed: bool) -> Tensor:
         i, j = pairs[number]
-        made = Node("decay_apply", (), (("read", reads[i]), ("transposed", transposed)), KEYS)
-        return apply_op(made, (a[number], x[i] if transposed else y[j], w), (SCORE, KEYS, KEYS), sizes)
+        made = Node("decay_apply", (), (("read", reads[i]), ("transposed", transposed)), wide)
+        return apply_op(made, (a[number], x[i] if transposed else y[j], w), (SCORE, wide, wide), sizes)
 
     def gate(number: int) -> Tensor:
         i, j = pairs[number]
-        made = Node("pair_gate", (), (("read", reads[i]),), KEYS)
-        return apply_op(made, (a[number], x[i], y[j], w), (SCORE, KEYS, KEYS, KEYS), sizes)
+        made = Node("pair_gate", (), (("read", reads[i]),), wide)
+        return apply_op(made, (a[number], x[i], y[j], w), (SCORE, wide, wide, wide), sizes)
 
     everything = range(len(pairs))
     dx = [_total([moved(n, False) for n in everything if pairs[n][0] == i]) for i in range(rows)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Direction
+from collections.abc import Collection
+
+from linalg_dsl.codegen.schedule.kernel_plan import Axis, Boundary, Direction
 from linalg_dsl.planner.ops import OPS, contracted_axes
 from linalg_dsl.planner.plan import ChunkPlan
 
@@ -17,23 +19,27 @@ _PER_CHUNK = 1 / 32
 
 class PlanFacts:
     """``carry``: leaf and next value by direction; ``depends``: bits of what a value is made of;
-    ``walk_ops``: what a walk may form again."""
+    ``walk_ops``: what a walk may form again; ``boundaries``: the boundary term of each axis that has one."""
 
-    def __init__(self, plan: ChunkPlan, boundary: Boundary | None) -> None:
+    def __init__(self, plan: ChunkPlan, boundaries: tuple[Boundary, ...]) -> None:
         self.nodes = plan.nodes
-        self.boundary = boundary
+        self.boundaries: dict[Axis, Boundary] = {b.axis: b for b in boundaries}
         self.carry: dict[Direction, tuple[int, int]] = {
             "forward" if direction == "forward" else "reverse": (leaf, after)
             for _, direction, leaf, after in plan.carries
         }
-        self.depends = self._dependencies()
+        self.depends = self.dependencies()
         self.users = self._users()
         self.walk_ops = self._walk_ops()
 
-    def _dependencies(self) -> list[int]:
+    def dependencies(self, memory: Collection[int] = ()) -> list[int]:
+        """The bits of every value; what lies in ``memory`` depends on nothing."""
         out: list[int] = []
-        for node in self.nodes:
+        for n, node in enumerate(self.nodes):
             bits = 0
+            if n in memory:
+                out.append(bits)
+                continue
             if node.op == "carry":
                 bits = FORWARD if node.attr("direction") == "forward" else REVERSE
             elif node.op == "cotangent":

@@ -1,37 +1,42 @@
-"""Decayed scores of one gate, computed together.
+"""Decay ops of one gate, computed together.
 
 All scores with the same log decay w share the walk over block pairs and its exponentials: one factor per
 row and level, whatever the number of scores. Their derivatives do so too, and are summed where they are
-made.
+made; decayed products of the forward are such derivatives as well. Ops are taken together where no kernel has
+to wait for that: those of the forward, those that the update of a cotangent needs, and the rest of the
+backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.plan import ChunkPlan, Node
+
+JOINT = ("decayed_score", "decay_apply", "pair_gate")
+_Stage = Literal["forward", "update", "rest"]
+_Key = tuple[str, int, _Stage, bool]
 
 
 @dataclass
-class ScoreGroup:
-    """The scores of one w: distinct rows (x with its read), columns y, and which pairs are wanted."""
+class JointOp:
+    """One ``decayed_scores`` or ``decay_adjoints``: distinct rows (x with its read), columns y, wanted pairs.
 
+    ``terms``: node -> the result that it is a term of; of scores the number of its pair, of derivatives
+    dx_i is i, dy_j rows + j, dw rows + cols; ``cotangents`` has their A for each pair. In the rest of the
+    backward all terms of one result are parts of the cotangent of one value (an x, a y, or w), so reverse
+    mode adds them up and uses nothing but their sum: one of them may stand for all, and the others for zero.
+    """
+
+    op: str
     w: int
     rows: list[tuple[int, str]] = field(default_factory=list)
     cols: list[int] = field(default_factory=list)
     pairs: list[tuple[int, int]] = field(default_factory=list)
     cotangents: list[int] = field(default_factory=list)
-
-    def add(self, x: int, y: int, read: str, cotangent: int = -1) -> None:
-        if (x, read) not in self.rows:
-            self.rows.append((x, read))
-        if y not in self.cols:
-            self.cols.append(y)
-        pair = (self.rows.index((x, read)), self.cols.index(y))
-        if cotangent >= 0 or pair not in self.pairs:
-            self.pairs.append(pair)
-            self.cotangents.append(cotangent)
+    terms: dict[int, int] = field(default_factory=dict)
 
     def attrs(self) -> dict[str, str | int]:
         return {
@@ -41,66 +46,143 @@ class ScoreGroup:
             "pairs": ",".join(f"{i}-{j}" for i, j in self.pairs),
         }
 
-
-def score_groups(plan: ChunkPlan) -> dict[int, ScoreGroup]:
-    """The decayed scores of a plan by their w."""
-    groups: dict[int, ScoreGroup] = {}
-    for node in plan.nodes:
-        if node.op == "decayed_score":
-            x, y, w = node.args
-            groups.setdefault(w, ScoreGroup(w)).add(x, y, str(node.attr("read")))
-    return groups
+    def stand_in(self, result: int) -> int:
+        """The last term of a result: it stands for all of them."""
+        return max(n for n, found in self.terms.items() if found == result)
 
 
-@dataclass(frozen=True, slots=True)
-class AdjointGroup:
-    """Derivatives of the scores of one w. ``terms``: node -> the result that it is a term of.
+@dataclass
+class _Form:
+    """One form sum A_ts x_t y_s Lambda, and the nodes that are derivatives of it; -1: not known.
 
-    All terms of one result are parts of the cotangent of one value (an x, a y, or w), so reverse mode adds
-    them up and uses nothing but their sum: one of them may stand for all, and the others for zero.
+    ``own``: the factor that is a place of its own, since nothing is summed with it: "x", "y", or neither.
     """
 
-    scores: ScoreGroup
-    terms: Mapping[int, int]
+    read: str
+    a: int = -1
+    x: int = -1
+    y: int = -1
+    own: str = ""
+    nodes: list[int] = field(default_factory=list)
+
+    def takes(self, other: _Form) -> bool:
+        """Whether both can be one form."""
+        if (self.a, self.read) != (other.a, other.read) or self.own or other.own:
+            return False
+        return all(-1 in (p, q) or p == q for p, q in ((self.x, other.x), (self.y, other.y)))
 
 
-def adjoint_groups(plan: ChunkPlan) -> dict[int, AdjointGroup]:
-    """The derivatives of decayed scores by their w: result dx_i is i, dy_j rows + j, dw rows + cols."""
-    scored = _score_factors(plan)
-    groups: dict[int, ScoreGroup] = {}
-    for (a, w, read), (x, y) in scored.items():
-        groups.setdefault(w, ScoreGroup(w)).add(x, y, read, a)
-    out = {}
-    for w, group in groups.items():
-        terms: dict[int, int] = {}
-        for n, node in enumerate(plan.nodes):
-            if node.op not in ("decay_apply", "pair_gate") or node.args[-1] != w:
-                continue
-            read = str(node.attr("read"))
-            x, y = scored[node.args[0], w, read]
-            if node.op == "pair_gate":
-                terms[n] = len(group.rows) + len(group.cols)
-            elif node.attr("transposed"):
-                terms[n] = len(group.rows) + group.cols.index(y)
-            else:
-                terms[n] = group.rows.index((x, read))
-        out[w] = AdjointGroup(group, terms)
+class _Groups:
+    """Forms that are computed together, such that no group waits for itself."""
+
+    def __init__(self) -> None:
+        self.forms: list[list[_Form]] = []
+        self.keys: list[_Key] = []
+        self.needs: list[set[int]] = []
+
+    def add(self, key: _Key, form: _Form, needs: Iterable[int]) -> int:
+        before = self._all_before(needs)
+        for g, known in enumerate(self.keys):
+            if known == key and g not in before:
+                break
+        else:
+            g = len(self.keys)
+            self.keys.append(key)
+            self.forms.append([])
+            self.needs.append(set())
+        self.needs[g] |= before
+        for other in self.forms[g]:
+            if other.takes(form):
+                other.x, other.y = max(other.x, form.x), max(other.y, form.y)
+                other.nodes += form.nodes
+                return g
+        self.forms[g].append(form)
+        return g
+
+    def _all_before(self, groups: Iterable[int]) -> set[int]:
+        found: set[int] = set()
+        todo = list(groups)
+        while todo:
+            g = todo.pop()
+            if g not in found:
+                found.add(g)
+                todo.extend(self.needs[g])
+        return found
+
+
+def joint_ops(plan: ChunkPlan, forward: int) -> Mapping[int, JointOp]:
+    """The joint op of every decay op of a plan whose first ``forward`` nodes are the forward's."""
+    groups = _Groups()
+    needs: list[set[int]] = []
+    carried = _carried(plan)
+    updates = plan.live(after for _, direction, _, after in plan.carries if direction == "reverse")
+    for n, node in enumerate(plan.nodes):
+        behind = {g for a in node.args for g in needs[a]}
+        if node.op in JOINT:
+            stage: _Stage = "forward" if n < forward else "update" if n in updates else "rest"
+            op = "decayed_scores" if node.op == "decayed_score" else "decay_adjoints"
+            key = (op, node.args[-1], stage, carried[n] and stage != "rest")
+            behind = {groups.add(key, _form(n, node, stage), behind)}
+        needs.append(behind)
+    found: dict[int, JointOp] = {}
+    for (op, w, _, _), forms in zip(groups.keys, groups.forms, strict=True):
+        whole = _joined(plan, op, w, forms)
+        found |= dict.fromkeys(whole.terms, whole)
+    return found
+
+
+def _carried(plan: ChunkPlan) -> list[bool]:
+    out: list[bool] = []
+    for node in plan.nodes:
+        out.append(node.op == "carry" or any(out[a] for a in node.args))
     return out
 
 
-def _score_factors(plan: ChunkPlan) -> dict[tuple[int, int, str], tuple[int, int]]:
-    """For each (A, w, read) of a decayed score's derivatives: the score's x and y.
+def _form(n: int, node: Node, stage: _Stage) -> _Form:
+    attrs = dict(node.attrs)
+    read = str(attrs["read"])
+    match node.op:
+        case "decayed_score":
+            return _Form(read, x=node.args[0], y=node.args[1], nodes=[n])
+        case "pair_gate":
+            a, x, y, _ = node.args
+            return _Form(read, a, x, y, nodes=[n])
+        case _:
+            a, z, _ = node.args
+            own = stage != "rest"
+            if attrs["transposed"]:
+                return _Form(read, a, x=z, own="y" if own else "", nodes=[n])
+            return _Form(read, a, y=z, own="x" if own else "", nodes=[n])
 
-    Where only one derivative is wanted the other factor is not in the plan; any value of that shape does,
-    since its derivative is not read.
-    """
-    found: dict[tuple[int, int, str], dict[str, int]] = {}
-    for node in plan.nodes:
-        if node.op == "pair_gate":
-            a, x, y, w = node.args
-            found.setdefault((a, w, str(node.attr("read"))), {}).update(x=x, y=y)
-        elif node.op == "decay_apply":
-            a, z, w = node.args
-            side = "x" if node.attr("transposed") else "y"
-            found.setdefault((a, w, str(node.attr("read"))), {}).setdefault(side, z)
-    return {key: (xy.get("x", xy.get("y", -1)), xy.get("y", xy.get("x", -1))) for key, xy in found.items()}
+
+def _joined(plan: ChunkPlan, op: str, w: int, forms: list[_Form]) -> JointOp:
+    """Where only one derivative is wanted the other factor may not be in the plan; any value of that shape
+    does, since its derivative is not read."""
+    out = JointOp(op, w)
+    places = []
+    for form in forms:
+        x, y = (form.x if form.x >= 0 else form.y), (form.y if form.y >= 0 else form.x)
+        if form.own == "x" or (x, form.read) not in out.rows:
+            out.rows.append((x, form.read))
+        if form.own == "y" or y not in out.cols:
+            out.cols.append(y)
+        i = len(out.rows) - 1 if form.own == "x" else out.rows.index((x, form.read))
+        j = len(out.cols) - 1 if form.own == "y" else out.cols.index(y)
+        places.append((i, j))
+        if op == "decay_adjoints" or (i, j) not in out.pairs:
+            out.pairs.append((i, j))
+            out.cotangents.append(form.a)
+    for form, (i, j) in zip(forms, places, strict=True):
+        for n in form.nodes:
+            out.terms[n] = _result(out, plan.nodes[n], i, j)
+    return out
+
+
+def _result(joint: JointOp, node: Node, i: int, j: int) -> int:
+    match node.op:
+        case "decayed_score":
+            return joint.pairs.index((i, j))
+        case "pair_gate":
+            return len(joint.rows) + len(joint.cols)
+        case _:
+            return len(joint.rows) + j if node.attr("transposed") else i

@@ -10,6 +10,7 @@ from linalg_dsl.planner.plan import ChunkPlan
 
 Direction = Literal["forward", "reverse"]
 Axis = Literal["K", "V"]
+AXES: tuple[Axis, Axis] = ("K", "V")
 Element = Literal["compute", "float32"]
 SEGMENT = 8
 """A carried boundary term is exact at every 8th chunk boundary."""
@@ -33,20 +34,43 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """How the gate gradient's boundary term Lambda_{C<-0} o sum_V S_0 o dS_C is formed.
+    """How a gate gradient's boundary term is formed: Lambda_{C<-0} o S_0 o dS_C, summed over the axis other
+    than ``axis``; Lambda is the product of ``total`` (along ``axis``, or one number) and ``others``.
 
-    Exactly: the forward K-split walk keeps S at every chunk start, the reverse one multiplies; ``exact``
-    says that nothing less will do. Or carried: the forward walk records, per chunk, sum_t x o dx of
-    ``starts`` (pairs x, dx) and the row norms of S_0, and S itself at every 8th boundary; the reverse one
-    forms h = sum_V S o dS there, b = clamp(h - sum_s y o dy) over ``ends``, and hands
-    h = b + sum_t x o dx on. Kernels have both ways; the launcher chooses.
+    Two walks that split ``axis`` meet in it, one of each direction; ``keeper`` is the direction of the
+    earlier. Exactly: the earlier keeps its state before every chunk, the later multiplies; ``exact`` says
+    that nothing less will do. Or carried: the earlier records, per chunk, the sum over tokens of x o dx of
+    the pairs (x, dx) that its own step adds (``starts`` of a forward walk, ``ends`` of a reverse one) and the
+    norms of its state, and the state itself at every 8th boundary; the later forms h = sum S o dS there,
+    b = clamp(h - sum x o dx) over its own pairs, and hands h = b + what was recorded on. Kernels have both
+    ways; the launcher chooses.
+
+    ``cotangent``: dS_C as the chunk's step takes it, with the signs of a signed gate.
     """
 
     node: int
+    axis: Axis
+    keeper: Direction
     exact: bool
     starts: tuple[tuple[int, int], ...]
     ends: tuple[tuple[int, int], ...]
+    cotangent: int
     total: int
+    others: tuple[int, ...] = ()
+
+    @property
+    def pair_values(self) -> tuple[int, ...]:
+        return tuple(n for pair in (*self.starts, *self.ends) for n in pair)
+
+    def pairs(self, direction: Direction) -> tuple[tuple[int, int], ...]:
+        """What the step of a walk adds to the sum of S o dS."""
+        return self.starts if direction == "forward" else self.ends
+
+    def needs(self, direction: Direction) -> tuple[int, ...]:
+        """The values that the walk of a direction has to have."""
+        whole = () if direction == self.keeper else (self.total, *self.others)
+        signed = (self.cotangent,) if direction == "reverse" else ()
+        return (*(n for pair in self.pairs(direction) for n in pair), *whole, *signed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from linalg_dsl.codegen.schedule.joint_scores import ScoreGroup, adjoint_groups, score_groups
+from linalg_dsl.codegen.schedule.joint_scores import JointOp, joint_ops
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
@@ -20,34 +20,48 @@ from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
 
 def lower(forward: ChunkPlan, backward: ChunkPlan | None) -> ChunkPlan:
     """One plan with the outputs and carries of both (of ``forward`` alone without a backward)."""
-    builder = PlanBuilder()
-    carries: dict[tuple[str, str], tuple[str, str, int, int]] = {}
-    outputs: dict[str, int] = {}
-    for plan in (forward, backward) if backward else (forward,):
-        new = _Lowering(builder, plan).run()
-        for name, direction, leaf, after in plan.carries:
-            carries[name, direction] = (name, direction, new[leaf], new[after])
-        for name, node in plan.outputs:
-            outputs[name] = new[node]
-    return builder.finish(forward.name, carries.values(), outputs.items())
+    merged = _merged(forward, backward) if backward else forward
+    return _Lowering(merged, len(forward.nodes)).run()
+
+
+def _merged(forward: ChunkPlan, backward: ChunkPlan) -> ChunkPlan:
+    """Both plans as one, the nodes of the forward first."""
+    builder = PlanBuilder(forward.nodes)
+    new: list[int] = []
+    for node in backward.nodes:
+        args = [new[a] for a in node.args]
+        new.append(builder.add_node(node.op, args, node.axes, node.label, **dict(node.attrs)))
+        builder.label(new[-1], node.label)
+    carries = {(name, direction): (leaf, after) for name, direction, leaf, after in forward.carries}
+    carries |= {(name, d): (new[leaf], new[after]) for name, d, leaf, after in backward.carries}
+    outputs = dict(forward.outputs) | {name: new[n] for name, n in backward.outputs}
+    return ChunkPlan(
+        forward.name,
+        tuple(builder.nodes),
+        tuple((*key, *value) for key, value in carries.items()),
+        tuple(outputs.items()),
+    )
 
 
 class _Lowering:
-    def __init__(self, builder: PlanBuilder, plan: ChunkPlan) -> None:
-        self.b = builder
+    """``forward``: how many nodes at the beginning of the plan are the forward's."""
+
+    def __init__(self, plan: ChunkPlan, forward: int) -> None:
+        self.b = PlanBuilder()
         self.plan = plan
         self.new: dict[int, int] = {}
         self.solved: dict[int, tuple[int, ...]] = {}
-        self.scores = score_groups(plan)
-        self.adjoints = adjoint_groups(plan)
-        self.stand_ins = {
-            w: {result: n for n, result in group.terms.items()} for w, group in self.adjoints.items()
-        }
+        self.joint = joint_ops(plan, forward)
 
-    def run(self) -> dict[int, int]:
-        for i in range(len(self.plan.nodes)):
+    def run(self) -> ChunkPlan:
+        plan, new = self.plan, self.new
+        for i in range(len(plan.nodes)):
             self._get(i)
-        return self.new
+        return self.b.finish(
+            plan.name,
+            [(name, direction, new[leaf], new[after]) for name, direction, leaf, after in plan.carries],
+            [(name, new[n]) for name, n in plan.outputs],
+        )
 
     def _get(self, i: int) -> int:
         """The lowered value of node i; a joint op asks for operands that come later in the plan."""
@@ -66,10 +80,8 @@ class _Lowering:
                 return self.solved[node.args[0]][_int(node, "index")]
             case "scale_state":
                 return b.mul(args[0], b.add_node("total", (args[1],), b.axes(args[1])[1:]))
-            case "decayed_score":
-                return self._score(node)
-            case "decay_apply" | "pair_gate":
-                return self._derivative(i, node)
+            case "decayed_score" | "decay_apply" | "pair_gate":
+                return self._joint(i, self.joint[i])
             case _:
                 return b.add_node(node.op, args, node.axes, node.label, **dict(node.attrs))
 
@@ -94,26 +106,20 @@ class _Lowering:
         full = [self._sum(z[j], *(b.mul(sigma[j][i], solved[i]) for i in range(r))) for j in range(m)]
         return (*full, *solved)
 
-    def _score(self, node: Node) -> int:
-        group = self.scores[node.args[-1]]
-        x, y, _ = node.args
-        joint = self._joint("decayed_scores", group, [], ("t", "s"))
-        pair = (group.rows.index((x, str(node.attr("read")))), group.cols.index(y))
-        return self.b.add_node("pick", (joint,), ("t", "s"), index=group.pairs.index(pair))
-
-    def _derivative(self, i: int, node: Node) -> int:
-        """The sum of all terms of a result where its last term stood, zero for the others."""
-        w = node.args[-1]
-        group = self.adjoints[w]
-        result = group.terms[i]
-        if self.stand_ins[w][result] != i:
+    def _joint(self, i: int, joint: JointOp) -> int:
+        """The sum of all terms of a derivative where its last term stood, zero for the others."""
+        result = joint.terms[i]
+        axes: Axes = self.plan.nodes[joint.w].axes
+        first: list[int] = []
+        if joint.op == "decayed_scores":
+            axes = ("t", "s")
+        elif joint.stand_in(result) != i:
             return self.b.number(0)
-        joint = self._joint("decay_adjoints", group.scores, group.scores.cotangents, ("t", "K"))
-        return self.b.add_node("pick", (joint,), ("t", "K"), index=result)
-
-    def _joint(self, op: str, group: ScoreGroup, first: list[int], axes: Axes) -> int:
-        operands = [*first, *(x for x, _ in group.rows), *group.cols, group.w]
-        return self.b.add_node(op, [self._get(n) for n in operands], axes, **group.attrs())
+        else:
+            first = joint.cotangents
+        operands = [*first, *(x for x, _ in joint.rows), *joint.cols, joint.w]
+        whole = self.b.add_node(joint.op, [self._get(n) for n in operands], axes, **joint.attrs())
+        return self.b.add_node("pick", (whole,), axes, index=result)
 
     def _sum(self, *terms: int) -> int:
         return reduce(self.b.add, terms)

@@ -28,7 +28,7 @@ def with_names(plan: ChunkPlan) -> ChunkPlan:
         if node.op in _DECAYS:
             exclusive = node.op == "from_start" and node.attr("exclusive")
             label(i, "to_previous" if exclusive else _DECAYS[node.op])
-        elif node.op == "mul" and node.axes == ("t", "K") and (name := _decayed(nodes, node)):
+        elif node.op == "mul" and (name := _decayed(nodes, node)):
             label(i, name)
     for i, node in enumerate(nodes):
         if node.op == "read" and node.attr("con") == "V":
@@ -39,7 +39,8 @@ def with_names(plan: ChunkPlan) -> ChunkPlan:
 def _decayed(nodes: Sequence[Node], node: Node) -> str:
     """The name of a named value times a decay to or from a chunk boundary; empty for anything else."""
     for x, decay in (node.args, node.args[::-1]):
-        if nodes[decay].op in ("from_start", "to_end") and nodes[x].label:
+        wide = node.axes == ("t", "K") or nodes[decay].axes == node.axes == ("t", "V")
+        if wide and nodes[decay].op in ("from_start", "to_end") and nodes[x].label:
             return f"{nodes[x].label}_{nodes[decay].label}"
     return ""
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from linalg_dsl.codegen.schedule.facts import CARRIES, FORWARD, REVERSE, PlanFacts
-from linalg_dsl.codegen.schedule.kernel_plan import Axis, Boundary, Direction, Kernel
+from linalg_dsl.codegen.schedule.kernel_plan import Axis, Direction, Kernel
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import OPS
 
+_Place = Literal["walk", "before", ""]
+DIRECTIONS: tuple[Direction, Direction] = ("forward", "reverse")
 _WALKS: tuple[tuple[Direction, Axis], ...] = (
     ("forward", "V"),
     ("forward", "K"),
@@ -62,6 +65,8 @@ class Phase:
         self.targets = list(dict.fromkeys(n for n in targets if not facts.is_leaf(n)))
         self.memory = memory
         self.eager = eager
+        self.bits = facts.dependencies(memory)
+        self.boundaries = facts.boundaries if direction == "reverse" else {}
         self.forced: set[int] = set()
         self.walks = self._find_walks()
         self.maker = {n: w for w in reversed(self.walks) for n in w.made}
@@ -70,33 +75,42 @@ class Phase:
     def _find_walks(self) -> list[_Walk]:
         facts = self.facts
         after = facts.carry[self.final][1]
-        self.needed = self._needed([*self.targets, after])
+        pairs = [x for b in self.boundaries.values() for pair in (*b.starts, *b.ends) for x in pair]
+        self.needed = self._needed([*self.targets, after, *pairs])
         remaining = {n for n in self.needed if facts.depends[n] & CARRIES and self.nodes[n].op != "carry"}
         remaining -= {n for n in remaining if self.nodes[n].op == "boundary_gate"}
         available = set(self.memory)
         walks: list[_Walk] = []
-        while any(self._heavy(n) for n in remaining) or not walks:
-            walk = self._next_walk(remaining, available, walks)
+        missing: set[tuple[Direction, Axis]] = {(d, axis) for axis in self.boundaries for d in DIRECTIONS}
+        while any(self._heavy(n) for n in remaining) or missing or not walks:
+            walk = self._next_walk(remaining, available, walks, missing)
             walks.append(walk)
+            missing.discard((walk.direction, walk.split))
             available |= {n for n in walk.made if facts.token_value(n)}
             remaining -= walk.made
         return walks
 
-    def _next_walk(self, remaining: set[int], available: set[int], walks: list[_Walk]) -> _Walk:
+    def _next_walk(
+        self,
+        remaining: set[int],
+        available: set[int],
+        walks: list[_Walk],
+        missing: set[tuple[Direction, Axis]],
+    ) -> _Walk:
+        """The walk that makes most of what it ever could; then one that only a boundary term needs."""
         best: tuple[bool, int, _Walk] | None = None
         taken = {(w.direction, w.split) for w in walks}
         for direction, split in _WALKS:
             if direction not in self.facts.carry or (direction, split) in taken:
                 continue
-            if (
-                self.facts.boundary
-                and (direction, split) == ("reverse", "K")
-                and ("forward", "K") not in taken
-            ):
-                continue  # the boundary term is carried backwards over what the forward one records
+            boundary = self.boundaries.get(split)
+            if boundary and direction != boundary.keeper and (boundary.keeper, split) not in taken:
+                continue  # the later walk takes what the earlier one has kept
             made = self._makeable(direction, split, available, remaining)
+            if made is None:
+                continue
             heavy = {n for n in made if self._heavy(n)}
-            if heavy:
+            if heavy or (direction, split) in missing:
                 complete = heavy >= self._could_make(direction, split, remaining)
                 option = (complete, len(heavy), _Walk(direction, split, frozenset(made)))
                 if best is None or option[:2] > best[:2]:
@@ -105,17 +119,19 @@ class Phase:
             raise InternalError("no walk can make what is left: the recurrence contracts both axes at once")
         return best[2]
 
-    def _makeable(self, direction: Direction, split: str, available: set[int], wanted: set[int]) -> set[int]:
-        """The wanted values that a walk can make (greatest fixed point over its carry)."""
+    def _makeable(
+        self, direction: Direction, split: str, available: set[int], wanted: set[int]
+    ) -> set[int] | None:
+        """The wanted values that a walk can make (greatest fixed point over its carry); None: no carry."""
         leaf, after = self.facts.carry[direction]
-        known = {leaf: True}
-        if not self._can_make(after, split, available, known, eager=True):
-            return set()
+        known: dict[int, _Place] = {leaf: "walk"}
+        if not self._place(after, split, available, known, eager=True):
+            return None
         self.forced |= self._forced(after, split, available)
         return {
             n
             for n in wanted
-            if n not in available and self._can_make(n, split, available, known, eager=self.eager)
+            if n not in available and self._place(n, split, available, known, eager=self.eager) == "walk"
         }
 
     def _could_make(self, direction: str, split: str, remaining: set[int]) -> set[int]:
@@ -126,33 +142,40 @@ class Phase:
             for n in remaining
             if self._heavy(n)
             and split not in self.facts.contracts(n)
-            and all(self.facts.depends[a] & CARRIES == bit for a in self.nodes[n].args if self.facts.state(a))
+            and all(self.bits[a] & CARRIES == bit for a in self.nodes[n].args if self.facts.state(a))
         }
 
-    def _can_make(
-        self, n: int, split: str, available: set[int], known: dict[int, bool], *, eager: bool
-    ) -> bool:
+    def _place(
+        self, n: int, split: str, available: set[int], known: dict[int, _Place], *, eager: bool
+    ) -> _Place:
+        """Where a value that a walk uses is made: by the walk, before it, or (empty) not in time."""
         if n in known:
             return known[n]
         facts, node = self.facts, self.nodes[n]
-        local = not facts.depends[n] & CARRIES
+        place: _Place = ""
         if facts.is_leaf(n) or n in available or n in self.forced:
-            answer = True
-        elif node.op in ("carry", "boundary_gate"):
-            answer = False
-        else:
-            answer = (
+            place = "before"
+        elif node.op not in ("carry", "boundary_gate"):
+            if (
                 split not in facts.contracts(n)
                 and (node.op in facts.walk_ops or node.op == "read")
-                and all(self._can_make(a, split, available, known, eager=eager) for a in node.args)
-            )
-            if not answer and local and eager:
-                answer = True  # a prep makes it
-        known[n] = answer
-        return answer
+                and all(self._place(a, split, available, known, eager=eager) for a in node.args)
+            ):
+                place = "walk"
+            elif eager and self._ready(n, available):
+                place = "before"
+        known[n] = place
+        return place
+
+    def _ready(self, n: int, available: set[int]) -> bool:
+        """Whether a prep can make a value from what is available."""
+        if not self.bits[n] & CARRIES or n in available:
+            return True
+        node = self.nodes[n]
+        return node.op not in ("carry", "boundary_gate") and all(self._ready(a, available) for a in node.args)
 
     def _forced(self, after: int, split: str, available: set[int]) -> set[int]:
-        """Local values that the carry's own update needs from a prep."""
+        """Values that the carry's own update needs from a prep."""
         facts = self.facts
         out: set[int] = set()
         todo, seen = [after], set()
@@ -161,9 +184,8 @@ class Phase:
             if n in seen or facts.is_leaf(n) or n in available:
                 continue
             seen.add(n)
-            if not facts.depends[n] & CARRIES and (
-                self.nodes[n].op not in facts.walk_ops or split in facts.contracts(n)
-            ):
+            unfit = self.nodes[n].op not in facts.walk_ops or split in facts.contracts(n)
+            if unfit and self._ready(n, available):
                 out.add(n)
                 continue
             todo.extend(self.nodes[n].args)
@@ -189,24 +211,23 @@ class Phase:
         in_walk = {n: self.maker[n] for n in self.targets if n in self.maker}
         for n, walk in in_walk.items():
             walk.outputs.add(n)
-        boundary = self.facts.boundary if self.final == "reverse" else None
         final = [n for n in self.targets if n not in in_walk]
         self._collect(_Draft(final, None))
         for walk in reversed(self.walks):
-            self._collect(self._walk_draft(walk, boundary))
+            self._collect(self._walk_draft(walk))
             self._collect(_Draft(sorted(walk.prep), None))
-        return self._finish(final, boundary)
+        return self._finish(final)
 
-    def _walk_draft(self, walk: _Walk, boundary: Boundary | None) -> _Draft:
-        outputs = sorted(walk.outputs)
-        if boundary and walk.split == "K":
-            pairs = boundary.starts if walk.direction == "forward" else boundary.ends
-            outputs += [n for pair in pairs for n in pair]
-            if walk.direction == "reverse":
-                outputs.append(boundary.total)
-        return _Draft([*outputs, self.facts.carry[walk.direction][1]], walk)
+    def _walk_draft(self, walk: _Walk) -> _Draft:
+        return _Draft(
+            [*sorted(walk.outputs), *self._for_boundary(walk), self.facts.carry[walk.direction][1]], walk
+        )
 
-    def _finish(self, final: list[int], boundary: Boundary | None) -> list[Kernel]:
+    def _for_boundary(self, walk: _Walk) -> tuple[int, ...]:
+        boundary = self.boundaries.get(walk.split)
+        return boundary.needs(walk.direction) if boundary else ()
+
+    def _finish(self, final: list[int]) -> list[Kernel]:
         """Second pass, in order, knowing what is in memory; stores that nobody reads are dropped."""
         plans: list[tuple[_Walk | None, list[int], set[int]]] = []  # stores, and what is in memory before
         memory = set(self.memory)
@@ -217,7 +238,8 @@ class Phase:
                 memory |= set(prep)
             plans.append((walk, sorted(walk.outputs), set(memory)))
             memory |= walk.outputs
-            if boundary and (walk.direction, walk.split) == ("reverse", "K"):
+            boundary = self.boundaries.get(walk.split)
+            if boundary and walk.direction != boundary.keeper:
                 memory.add(boundary.node)
         if final:
             plans.append((None, final, memory))
@@ -230,34 +252,32 @@ class Phase:
                 continue
             draft = _Draft(stores, None)
             if made_by:
-                dropped = made_by.outputs - set(stores)
-                draft = self._walk_draft(made_by, boundary)
-                draft.outputs = [n for n in draft.outputs if n not in dropped or self._boundary_value(n)]
+                dropped = made_by.outputs - set(stores) - set(self._for_boundary(made_by))
+                draft = self._walk_draft(made_by)
+                draft.outputs = [n for n in draft.outputs if n not in dropped]
             self._collect(draft, before)
             read |= set(draft.loads)
-            kept.append(self._kernel(draft, stores, boundary))
+            kept.append(self._kernel(draft, stores))
         return self._named(kept[::-1])
 
-    def _boundary_value(self, n: int) -> bool:
-        b = self.facts.boundary
-        return b is not None and n in {x for pair in (*b.starts, *b.ends) for x in pair} | {b.total}
-
-    def _kernel(self, draft: _Draft, stores: list[int], boundary: Boundary | None) -> Kernel:
+    def _kernel(self, draft: _Draft, stores: list[int]) -> Kernel:
         walk = draft.walk
         if walk is None:
             return Kernel("", "prep", tuple(draft.loads), tuple(draft.body), tuple(stores))
-        carried = boundary if boundary and walk.split == "K" else None
         return Kernel(
-            "", "walk", tuple(draft.loads), tuple(draft.body), tuple(stores),
-            walk.direction, walk.split, self.facts.carry[walk.direction], carried,
+            "", "walk", tuple(draft.loads), tuple(draft.body), tuple(stores), walk.direction, walk.split,
+            self.facts.carry[walk.direction], self.boundaries.get(walk.split),
         )  # fmt: skip
 
     def _named(self, kernels: list[Kernel]) -> list[Kernel]:
         out: list[Kernel] = []
         last = len(kernels) - 1
+        several = sum(k.family == "walk" for k in kernels) > 1
         for i, k in enumerate(kernels):
-            if k.family == "walk":
-                suffix = "walk" if self.prefix == "fwd" else f"{k.direction}_{k.split}".lower()
+            if k.family == "walk" and self.prefix == "fwd":
+                suffix = f"walk_{k.split}".lower() if several else "walk"
+            elif k.family == "walk":
+                suffix = f"{k.direction}_{k.split}".lower()
             else:
                 suffix = "prep" if i < last or self.prefix == "fwd" else "gradients"
             name = f"{self.prefix}_{suffix}"
@@ -266,17 +286,13 @@ class Phase:
             out.append(replace(k, name=name))
         return out
 
-    def with_stores(self, kernel: Kernel, extra: list[int]) -> Kernel:
-        """A kernel of the forward, also writing what the backward wants of it."""
-        made = set(kernel.body)
-        return replace(kernel, stores=(*kernel.stores, *(n for n in extra if n in made)))
-
     # -- operands: load or form again -----------------------------------------------------------------
     def _collect(self, draft: _Draft, memory: set[int] | None = None) -> None:
         known = self.memory if memory is None else memory
         for n in draft.outputs:
-            # what the boundary term multiplies may be local: then it is an operand like any other
-            self._visit(n, draft, known, output=draft.walk is None or bool(self.facts.depends[n] & CARRIES))
+            # what the boundary term multiplies may be made elsewhere: then it is an operand like any other
+            made_here = bool(self.bits[n] & CARRIES) and self.maker.get(n, draft.walk) is draft.walk
+            self._visit(n, draft, known, output=draft.walk is None or made_here)
 
     def _visit(self, n: int, draft: _Draft, memory: set[int], *, output: bool = False) -> None:
         facts, node = self.facts, self.nodes[n]
@@ -300,7 +316,7 @@ class Phase:
             return True
         if self.facts.state(n):
             return False  # a state never goes through memory
-        carried = bool(facts.depends[n] & CARRIES)
+        carried = self._carried(n)
         if walk and n in walk.made:
             return False
         elementwise = self.facts.elementwise(n)
@@ -317,6 +333,11 @@ class Phase:
         here = node.op in facts.walk_ops and walk.split not in facts.contracts(n)
         return not (here and (node.op in ("score", "mask", "write") or self._cheaper_again(n, memory, draft)))
 
+    def _carried(self, n: int) -> bool:
+        """Whether a value is made of a state, or was and now lies in memory."""
+        bits = self.facts.depends if n in self.memory else self.bits
+        return bool(bits[n] & CARRIES)
+
     def _shares_operands(self, n: int) -> bool:
         """Whether a walk's elementwise value is better formed again outside.
 
@@ -329,7 +350,7 @@ class Phase:
         """The carried values that are not elementwise behind an elementwise one."""
         if not self.facts.elementwise(n):
             return {n}
-        carried = [a for a in self.nodes[n].args if self.facts.depends[a] & CARRIES]
+        carried = [a for a in self.nodes[n].args if self._carried(a)]
         return {root for a in carried for root in self._elementwise_roots(a)}
 
     def _leaving(self, n: int, made: frozenset[int], without: int) -> bool:
@@ -360,11 +381,11 @@ class Phase:
             return facts.size(n)
         stored = facts.size(n) * (1 if n in memory else 2)
         can_form = node.op in facts.walk_ops and (
-            walk is None or (walk.split not in facts.contracts(n) and not facts.depends[n] & CARRIES)
+            walk is None or (walk.split not in facts.contracts(n) and not self._carried(n))
         )
         if can_form and node.op in ("score", "mask", "write"):
             return 0.0
-        if not can_form or (facts.depends[n] & CARRIES and OPS[node.op].kind not in ("elementwise", "shape")):
+        if not can_form or (self._carried(n) and OPS[node.op].kind not in ("elementwise", "shape")):
             return stored
         return min(stored, sum(self._cost(a, memory, draft) for a in set(node.args)))
 
@@ -372,7 +393,7 @@ class Phase:
         """Somebody earlier must write n."""
         if n in self.maker and self.maker[n] is not draft.walk:
             self.maker[n].outputs.add(n)
-        elif draft.walk is not None and not self.facts.depends[n] & CARRIES:
+        elif draft.walk is not None and n not in self.memory:
             draft.walk.prep.add(n)
         elif n not in self.savable:
             raise InternalError(f"nothing writes %{n} ({self.nodes[n].op}) for a later kernel")

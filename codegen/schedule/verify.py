@@ -35,8 +35,8 @@ def verify(plan: KernelPlan) -> None:
        a name of its own, and a later kernel reads it.
     10. ``saved`` are exactly the buffers that the forward stores and the backward reads; ``only_saved`` those
        of them that no forward kernel reads.
-    11. A boundary term is formed by one forward and one later reverse walk, both K-split, of the backward;
-       each has at hand what it multiplies, and the forward carry's state is the plan's.
+    11. A boundary term is formed by two walks of the backward, one of each direction, which split its axis;
+       the keeper comes first, and each has at hand what it multiplies.
     """
     _verify_names(plan)
     stored: set[int] = set()
@@ -58,7 +58,7 @@ def verify(plan: KernelPlan) -> None:
     try:
         _verify_results(plan)
         _verify_buffers(plan, stored)
-        _verify_boundary(plan, boundaries)
+        _verify_boundaries(plan, boundaries)
     except InternalError as fault:
         raise InternalError(f"kernel plan {plan.plan.name}: {fault}") from None
 
@@ -86,7 +86,7 @@ def _verify_frame(plan: KernelPlan, kernel: Kernel) -> None:
 
 
 def _verify_loads(plan: KernelPlan, kernel: Kernel, stored: set[int], boundaries: list[Kernel]) -> None:
-    formed = {k.boundary.node for k in boundaries if k.boundary and k.direction == "reverse"}
+    formed = {k.boundary.node for k in boundaries if k.boundary and k.direction != k.boundary.keeper}
     if twice := _twice(kernel.loads):
         raise InternalError(f"loads %{twice[0]} twice")
     for n in kernel.loads:
@@ -145,13 +145,8 @@ def _verify_all_used(plan: KernelPlan, kernel: Kernel) -> None:
 
 def _boundary_values(kernel: Kernel) -> Iterator[int]:
     """What the boundary term takes from a kernel."""
-    boundary = kernel.boundary
-    if boundary is None:
-        return
-    for pair in boundary.starts if kernel.direction == "forward" else boundary.ends:
-        yield from pair
-    if kernel.direction == "reverse":
-        yield boundary.total
+    if kernel.boundary and kernel.direction:
+        yield from kernel.boundary.needs(kernel.direction)
 
 
 # -- the whole ------------------------------------------------------------------------------------------
@@ -201,25 +196,28 @@ def _verify_buffers(plan: KernelPlan, stored: set[int]) -> None:
             )
 
 
-def _verify_boundary(plan: KernelPlan, walks: list[Kernel]) -> None:
+def _verify_boundaries(plan: KernelPlan, walks: list[Kernel]) -> None:
     sites = [i for i, n in enumerate(plan.plan.nodes) if n.op == "boundary_gate"]
-    if not walks:
-        return  # then none is read either, by rule 2
-    kinds = [(k.direction, k.split, k in plan.backward) for k in walks]
-    if kinds != [("forward", "K", True), ("reverse", "K", True)]:
-        raise InternalError(
-            "a boundary term takes a forward and then a reverse walk, K-split, of the backward"
-        )
-    boundary = _same(walks)
-    if boundary.node not in sites:
-        raise InternalError(f"the boundary term %{boundary.node} is no boundary_gate")
-    state, cotangent, _ = plan.plan.nodes[boundary.node].args
-    for walk, factor in zip(walks, (state, cotangent), strict=True):
-        if walk.carry is None or walk.carry[0] != factor:
-            raise InternalError(f"{walk.name} carries another state than its factor of the boundary term")
-        for n in _boundary_values(walk):
-            if n not in (*walk.loads, *walk.body):
-                raise InternalError(f"{walk.name} does not have %{n}, of which the boundary term is formed")
+    for axis in STATE:
+        pair = [k for k in walks if k.boundary and k.boundary.axis == axis]
+        if not pair:
+            continue  # then none is read either, by rule 2
+        boundary = _same(pair)
+        other = "reverse" if boundary.keeper == "forward" else "forward"
+        kinds = [(k.direction, k.split, k in plan.backward) for k in pair]
+        if kinds != [(boundary.keeper, axis, True), (other, axis, True)]:
+            raise InternalError(
+                f"a boundary term takes a {boundary.keeper} and then a {other} walk, {axis}-split, "
+                "of the backward"
+            )
+        if boundary.node not in sites:
+            raise InternalError(f"the boundary term %{boundary.node} is no boundary_gate")
+        for walk in pair:
+            for n in _boundary_values(walk):
+                if n not in (*walk.loads, *walk.body, *(walk.carry or ())[:1]):
+                    raise InternalError(
+                        f"{walk.name} does not have %{n}, of which the boundary term is formed"
+                    )
 
 
 def _same(walks: Iterable[Kernel]) -> Boundary:

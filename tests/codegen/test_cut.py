@@ -12,7 +12,7 @@ import pytest
 from kernel_cases import TEXTS
 
 import linalg_dsl as ld
-from linalg_dsl.codegen.schedule.boundary import with_boundary
+from linalg_dsl.codegen.schedule.boundary import with_boundaries
 from linalg_dsl.codegen.schedule.cut import cut
 from linalg_dsl.codegen.schedule.describe import CallShape, kernel_schedule, schedule_lines
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan
@@ -138,7 +138,7 @@ def test_buffers_are_named_after_what_they_hold(name: str, expected: set[str]) -
 
 def test_names_change_no_value() -> None:
     plan = ld.compile(TEXTS["kda"]).plan
-    lowered, _ = with_boundary(lower(plan.forward, plan.backward))
+    lowered, _ = with_boundaries(lower(plan.forward, plan.backward))
     named = with_names(lowered)
     assert named == lowered
     assert all(n.label == m.label for n, m in zip(lowered.nodes, named.nodes, strict=True) if n.label)

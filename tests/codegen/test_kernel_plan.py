@@ -238,7 +238,7 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
     "10 only saved": (lambda p: buffers(p, "u_1", only_saved=False), "only_saved"),
     "11 order": (
         lambda p: replace(p, backward=(p.backward[0], *p.backward[2:0:-1], *p.backward[3:])),
-        "a forward and then a reverse walk",
+        "a forward and then a reverse walk, K-split",
     ),
     "11 not at hand": (
         lambda p: boundary(boundary(p, "bwd_forward_k", "g"), "bwd_reverse_k", "g"),

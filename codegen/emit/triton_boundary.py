@@ -1,0 +1,162 @@
+"""The boundary term of a gate gradient in the two walks that form it (see ``Boundary``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from linalg_dsl.codegen.emit.triton_statements import Statements
+from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Boundary, Direction, KernelPlan
+
+
+class BoundaryText:
+    """The lines of one walk around those of its body.
+
+    ``pointer`` gives the kernel's name of one of the launcher's tensors, ``before`` collects lines that stand
+    before the loop, ``state`` is the name of the state before the chunk, ``result`` the tensor of the term.
+    """
+
+    def __init__(
+        self,
+        boundary: Boundary,
+        direction: Direction,
+        out: Statements,
+        pointer: Callable[[str], str],
+        before: list[str],
+        state: str,
+        result: str,
+        suffix: str,
+    ) -> None:
+        self.boundary, self.direction, self.out = boundary, direction, out
+        self.pointer, self.before, self.result, self.suffix = pointer, before, result, suffix
+        self.state = self.taken = state
+        self.keeps = direction == boundary.keeper
+        self.later = False
+        """Whether what is multiplied is known only after the body: signs or other decays of the chunk."""
+        axis = boundary.axis
+        self.over = "KV".index("V" if axis == "K" else "K")
+        self.mask = f"m_{axis.lower()}"
+        self.place = f" + (i_ch * H + i_h) * {axis} + o_{axis.lower()}"
+
+    def around(self, lines: list[str]) -> list[str]:
+        """The body with what comes before and after it."""
+        boundary = self.boundary
+        if self.direction == "reverse":
+            self.taken = self.out.value(boundary.cotangent)
+        self.later = self.taken != self.state or (not self.keeps and bool(boundary.others))
+        first, last = (self._keep, self._record) if self.keeps else (self._take_up, self._form)
+        before = first()
+        after = last()
+        return [*lines, *before, *after] if self.later else [*before, *lines, *after]
+
+    def behind(self) -> list[str]:
+        """After the step: the earlier walk keeps its state at every 8th boundary and where it ends."""
+        if not self.keeps:
+            return []
+        self.before.append(f"first_mark = first_chunk // {SEGMENT} + i_n")
+        condition = f"i_c % {SEGMENT} == 0"
+        if self.direction == "forward":
+            condition = f"(i_c + 1 == chunks) | ((i_c + 1) % {SEGMENT} == 0)"
+        return [
+            "if not EXACT:",
+            f"    if {condition}:",
+            f"        tl.store({self._mark()}, {self.state}, mask=m_s)",
+        ]
+
+    # -- the earlier walk -------------------------------------------------------------------------------
+    def _keep(self) -> list[str]:
+        """The state before the chunk, or its norms."""
+        return [
+            "if EXACT:",
+            f"    tl.store({self._every()}, {self.taken}, mask=m_s)",
+            "else:",
+            f"    tl.store({self._norms()}, tl.sqrt({self._square(self.taken)}), mask={self.mask})",
+        ]
+
+    def _record(self) -> list[str]:
+        sums = self._sums()
+        return ["if not EXACT:", f"    tl.store({self._moved()}, tl.sum({sums}, 0), mask={self.mask})"]
+
+    # -- the later walk ---------------------------------------------------------------------------------
+    def _take_up(self) -> list[str]:
+        self.before += [
+            "b_h = tl.zeros((BLOCK,), dtype=tl.float32)",
+            f"first_mark = first_chunk // {SEGMENT} + i_n",
+        ]
+        decayed, lines = self.taken, []
+        if self.boundary.others:
+            factors = " * ".join(self.out.value(n, ("K", "V")) for n in self.boundary.others)
+            decayed = "b_decayed_state"
+            lines = [f"{decayed} = {self.taken} * {factors}"]
+        begins = f"(i_step == 0) | ((i_c + 1) % {SEGMENT} == 0)"
+        if self.direction == "forward":
+            begins = f"i_c % {SEGMENT} == 0"
+        return [
+            *lines,
+            "if EXACT:",
+            f"    b_h = tl.sum(tl.load({self._every()}, mask=m_s, other=0.0) * {decayed}, {self.over})",
+            "else:",
+            f"    if {begins}:",
+            f"        b_h = tl.sum(tl.load({self._mark()}, mask=m_s, other=0.0) * {self.state}, {self.over})",
+            f"    b_limit = tl.load({self._norms()}, mask={self.mask}, other=0.0) * "
+            f"tl.sqrt({self._square(decayed)})",
+        ]
+
+    def _form(self) -> list[str]:
+        sums, moved = self._sums(), self._moved()
+        total = self.out.value(self.boundary.total)
+        result = f"{self.pointer(self.result)}{self.place}"
+        return [
+            "if EXACT:",
+            f"    tl.store({result}, {total} * b_h, mask={self.mask})",
+            "else:",
+            f"    b_limit = tl.where({total} > 0, b_limit * {total}, 0.0)",
+            "    # Cauchy-Schwarz: without this bound no digit is right under strong gates",
+            f"    b_bound = tl.minimum(tl.maximum(b_h - tl.sum({sums}, 0), -b_limit), b_limit)",
+            f"    tl.store({result}, b_bound, mask={self.mask})",
+            f"    b_h = b_bound + tl.load({moved}, mask={self.mask}, other=0.0)",
+        ]
+
+    # -- memory -----------------------------------------------------------------------------------------
+    def _every(self) -> str:
+        place = " + (i_ch * H + i_h) * K * V + o_k[:, None] * V + o_v[None, :]"
+        return f"{self.pointer(f'marks{self.suffix}')}{place}"
+
+    def _mark(self) -> str:
+        place = f"((first_mark + i_c // {SEGMENT}) * H + i_h) * K * V"
+        return f"{self.pointer(f'marks{self.suffix}')} + {place} + o_k[:, None] * V + o_v[None, :]"
+
+    def _norms(self) -> str:
+        return f"{self.pointer(f'norms{self.suffix}')}{self.place}"
+
+    def _moved(self) -> str:
+        """What the step of the earlier walk adds to h."""
+        return f"{self.pointer(f'{moved_name(self.boundary)}{self.suffix}')}{self.place}"
+
+    # -- values -----------------------------------------------------------------------------------------
+    def _square(self, state: str) -> str:
+        return f"tl.sum({state} * {state}, {self.over})"
+
+    def _sums(self) -> str:
+        value, pairs = self.out.value, self.boundary.pairs(self.direction)
+        return " + ".join(f"{value(x)} * {value(dx)}" for x, dx in pairs)
+
+
+def moved_name(boundary: Boundary) -> str:
+    return "starts" if boundary.keeper == "forward" else "ends"
+
+
+def boundary_suffix(plan: KernelPlan, boundary: Boundary) -> str:
+    """What tells the tensors of one boundary term from those of another."""
+    terms = {k.boundary for k in plan.backward if k.boundary}
+    return f"_{boundary.axis.lower()}" if len(terms) > 1 else ""
+
+
+def boundary_tensors(plan: KernelPlan) -> dict[str, str]:
+    """How the launcher allocates what the walks of the boundary terms hand over."""
+    out = {}
+    for boundary in dict.fromkeys(k.boundary for k in plan.backward if k.boundary):
+        suffix = boundary_suffix(plan, boundary)
+        out[f"marks{suffix}"] = "call.marks()"
+        for name in ("norms", moved_name(boundary)):
+            out[f"{name}{suffix}"] = f'call.buffer("{boundary.axis}", False)'
+    return out
