@@ -108,4 +108,4 @@ def test_growth_within_a_chunk(gate: float, factor: str) -> None:
     tensors["g"][:, ::4] = -6.0
     assert compare(spec, tensors, 24, torch.float64) < 1e-10
     single = {n: x.float() for n, x in tensors.items()}
-    assert compare(spec, single, 24, torch.float32) < 2e-5
+    assert compare(spec, single, 24, torch.float32) < 1e-4
