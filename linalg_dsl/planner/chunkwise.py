@@ -47,8 +47,10 @@ class _Derivation:
         self.scalar: int | None = None
         self.wide: dict[str, int] = {}
         self.signs: dict[str | None, int] = {}
-        self._take_decay(rec.decay, rec.axis, "w")
-        self._take_decay(rec.value_decay, OTHER[rec.axis], "w" if rec.decay.kind == "none" else "w_2")
+        declared = {x.name for x in (*canonical.spec.inputs, *canonical.spec.consts)}
+        names = (x for x in ("w", "rho", "log_decay", "log_decay_2") if x not in declared)
+        self._take_decay(rec.decay, rec.axis, next(names))
+        self._take_decay(rec.value_decay, OTHER[rec.axis], next(names))
 
     def run(self) -> ChunkPlan:
         b, rec = self.b, self.rec
