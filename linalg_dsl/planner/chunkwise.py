@@ -47,10 +47,10 @@ class _Derivation:
         self.scalar: int | None = None
         self.wide: dict[str, int] = {}
         self.signs: dict[str | None, int] = {}
-        declared = {x.name for x in (*canonical.spec.inputs, *canonical.spec.consts)}
-        names = (x for x in ("w", "rho", "log_decay", "log_decay_2") if x not in declared)
-        self._take_decay(rec.decay, rec.axis, next(names))
-        self._take_decay(rec.value_decay, OTHER[rec.axis], next(names))
+        spec = canonical.spec
+        declared = {i.name for i in spec.inputs} | {c.name for c in spec.consts}
+        self._take_decay(rec.decay, rec.axis, "w" if "w" not in declared else "log_decay")
+        self._take_decay(rec.value_decay, OTHER[rec.axis], "rho" if "rho" not in declared else "log_rho")
 
     def run(self) -> ChunkPlan:
         b, rec = self.b, self.rec

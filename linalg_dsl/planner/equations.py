@@ -66,7 +66,7 @@ def legend(lines: Sequence[Equation], plan: ChunkPlan) -> tuple[str, ...]:
 
 
 def log_decays(plan: ChunkPlan) -> tuple[int, ...]:
-    """The log decays of a plan, in the order in which they are computed: the second acts on the other axis."""
+    """The log decays of a plan, in the order of computation: the second acts on the other axis."""
     return tuple(sorted({n.args[-1] for n in plan.nodes if OPS[n.op].kind == "decay"}))
 
 

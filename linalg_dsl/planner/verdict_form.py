@@ -8,7 +8,7 @@ from linalg_dsl.algebra.expr import ZERO, Expr
 from linalg_dsl.algebra.traverse import walk
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.planner.equations import Equation
-from linalg_dsl.planner.form import CanonicalRecurrence, Decay, Read, Recurrence
+from linalg_dsl.planner.form import CanonicalRecurrence, Decay, Recurrence
 from linalg_dsl.planner.ops import FLOOR, OTHER
 from linalg_dsl.planner.record import CHANNEL, show_read
 
@@ -60,33 +60,34 @@ def missed(canonical: CanonicalRecurrence) -> tuple[str, ...]:
     if rec.r:
         erased = _listed(show_expr(x) for x in rec.erase)
         lines.append(
-            f"no plain sum of writes: what is written depends on what is read along {erased}, so that a chunk "
-            "is a triangular system"
+            f"no plain sum of writes: what is written depends on what is read along {erased}, so that a "
+            "chunk is a triangular system"
         )
     if rec.m > max(rec.r, 1):
         vectors = _listed(show_expr(x) for x in rec.left)
         lines.append(
-            f"{rec.m} left vectors, {vectors}: terms share one where their vectors agree up to a scalar per token"
+            f"{rec.m} left vectors, {vectors}: terms share one where their vectors agree up to a scalar per "
+            "token"
         )
     for decay, axis in ((rec.decay, rec.axis), (rec.value_decay, OTHER[rec.axis])):
         if decay.kind == "channel":
+            where = "in the scores" if axis == rec.axis else "in what the scores are applied to"
             lines.append(
                 f"no scalar gate: {decay.show_log()} is one number per {CHANNEL[axis]}, so that decays stand "
-                + ("in the scores channel by channel" if axis == rec.axis else "in what the scores are applied to")
+                f"{where}, channel by channel"
             )
         if decay.signed:
             lines.append(f"no positive gate: {_listed(map(show_expr, decay.signed))} may be negative")
     across = [r for r in rec.reads if r.axis != rec.axis]
     if across and (rec.r or rec.decay.kind == "channel"):
         lines.append(
-            f"{_listed(show_read(r, state) for r in across)} sums over the axis that is not erased: its scores "
-            "wait for what is written"
+            f"{_listed(show_read(r, state) for r in across)} sums over the axis that is not erased: its "
+            "scores wait for what is written"
         )
-    floored = [d for d in (rec.decay, rec.value_decay) if takes_size(d)]
-    if floored:
+    if any(takes_size(d) for d in (rec.decay, rec.value_decay)):
         lines.append(
-            "no log gate: the gradient of a gate in linear space is divided by the gate, so that its boundary "
-            "term is formed at every chunk"
+            "no log gate: the gradient of a gate in linear space is divided by the gate, so that its "
+            "boundary term is formed at every chunk"
         )
     return tuple(lines)
 
@@ -112,7 +113,9 @@ def _decays(rec: Recurrence) -> Iterable[Equation]:
         (rec.decay, rec.axis, "λ" if both else "D"),
         (rec.value_decay, OTHER[rec.axis], "ρ"),
     ):
-        what = "one number per token and head" if decay.kind == "scalar" else f"one number per {CHANNEL[axis]}"
+        what = (
+            "one number per token and head" if decay.kind == "scalar" else f"one number per {CHANNEL[axis]}"
+        )
         if decay.kind != "none":
             size = f"|{name}|" if decay.signed else name
             yield Equation(f"log {size}", decay.show_log(), what)
@@ -136,6 +139,3 @@ def _listed(texts: Iterable[str]) -> str:
 
 def _subscript(i: int) -> str:
     return str(i).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
-
-
-__all__ = ["Read", "form_equations", "form_line", "is_turned", "missed", "size_line", "takes_size"]
