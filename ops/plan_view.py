@@ -12,9 +12,11 @@ from linalg_dsl.ops.artefacts import Artefacts
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.stages import Stage, Stages
+from linalg_dsl.planner.step_form import StepForm
 
 if TYPE_CHECKING:
     from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
+    from linalg_dsl.planner.step_verdict import StepExplanation
     from linalg_dsl.planner.verdict import Explanation
 
 
@@ -55,13 +57,16 @@ class StagePlan:
         *,
         dtype: str = "bfloat16",
         target: str = "sm_90",
-    ) -> Explanation:
+    ) -> Explanation | StepExplanation:
         """Verdict, derivation, chunk equations, costs, schedule, stability.
 
         B, T and H turn costs into totals, and the list of kernels into the launches of such a call (K and V
         128 where they are not given): their sizes, what they move, and the reasons. Raises ``ArgumentError``
         for an unknown dtype or target.
         """
+        form = self.artefacts.form
+        if isinstance(form, StepForm):
+            return self._explain_step(form, (B, T, H), (K, V))
         from linalg_dsl.codegen.schedule.describe import chosen_chunk, schedule_lines
         from linalg_dsl.planner.verdict import DEFAULT_SIZE, explain
 
@@ -85,6 +90,15 @@ class StagePlan:
             chunk_size=chunk,
             schedule=schedule,
         )
+
+    def _explain_step(
+        self, form: StepForm, calls: tuple[int | None, ...], sizes: tuple[int | None, int | None]
+    ) -> StepExplanation:
+        from linalg_dsl.codegen.schedule.step_split import schedule
+        from linalg_dsl.planner.step_verdict import StepExplanation
+
+        chosen = schedule(self.forward, self.backward)
+        return StepExplanation(form, self.forward, self.backward, calls, sizes, (str(chosen),))
 
     def __str__(self) -> str:
         return f"{self.forward}\n\n{self.backward}"
@@ -166,7 +180,7 @@ class PlanExplanation:
     """Prints what each stage hands to the next, then the explanation of every stage."""
 
     steps: Stages
-    stages: tuple[Explanation, ...]
+    stages: tuple[Explanation | StepExplanation, ...]
 
     @property
     def verdict(self) -> str:

@@ -19,6 +19,7 @@ from linalg_dsl.ops.carried import all_started, started
 from linalg_dsl.ops.library import Operator, register
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.evaluate_form import run_form
+from linalg_dsl.planner.step_form import StepForm
 
 Consts = tuple[tuple[str, float], ...]
 States = tuple[Tensor | None, ...]
@@ -138,12 +139,15 @@ class StageOp:
         cu_seqlens: Tensor | None,
         want: bool,
     ) -> tuple[Tensor, States]:
-        """Form (1), one token after the other, with ``operand`` applied to the factors of products."""
+        """Form (1), one token after the other, with ``operand`` applied to the factors of products.
+
+        A stage without form (1) is run in float32.
+        """
         own = self._own(consts)
-        if len(self.spec.carried) > 1:
-            return self.step_loop(tensors[0].dtype, own, tensors, initials, cu_seqlens, want)
-        canonical = self.artefacts(own).canonical
-        o, last = run_form(canonical, self._named(tensors), initials[0], dict(own), operand)
+        form = self.artefacts(own).form
+        if isinstance(form, StepForm):  # its products have no short operands
+            return self.step_loop(torch.float32, own, tensors, initials, cu_seqlens, want)
+        o, last = run_form(form, self._named(tensors), initials[0], dict(own), operand)
         return o, (last,)
 
     # -------------------------------------------------------------------------------------------
