@@ -8,7 +8,6 @@ with G outside the solve (U = T (R + G W) needs one), and nothing but U' has to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 from linalg_dsl.algebra.expr import ZERO, Expr, Sum, mul, number
 from linalg_dsl.algebra.factors import split_factors, total
