@@ -37,7 +37,7 @@ WITHOUT_KERNELS: dict[str, str] = {
 LONG: dict[str, str] = {"gated_delta_product": "two erases a token are written out, score by score"}
 """Entries whose torch module is longer than it should be."""
 
-SMALLER = {"abc": {"m": 3.0}, "gsa": {"m": 3.0}, "raven": {"m": 3.0}}
+SMALLER = {name: {"m": 3.0} for name in ("abc", "gsa", "raven", "blurry_window")}
 """Consts that are given in the calls of the tests."""
 
 Named = dict[str, Tensor]
@@ -70,6 +70,7 @@ STARTS: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
     "based": {"n": positive},
     "rebased": {"n": positive},
     "rwkv4": {"d": positive},
+    "slstm": {"n": positive},
     "kalman": {"lam": positive},
     "pgdn": {"A": positive},
     "pkda": {"A": positive},
@@ -120,7 +121,7 @@ def make_call(
     tensors = draw(spec, B, T, H, K, V, gates=gates, seed=seed, consts=consts)
     if name == "based":  # features whose products are positive
         tensors |= {n: tensors[n].abs() for n in ("q", "k")}
-    if name in ("lru", "s4d", "s5", "gateloop"):  # cosine and sine
+    if {"c", "s"} <= tensors.keys():  # cosine and sine
         size = torch.hypot(tensors["c"], tensors["s"])
         tensors |= {n: tensors[n] / size for n in ("c", "s")}
     sizes: dict[str, float] = {"K": K, "V": V}

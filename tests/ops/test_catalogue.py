@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* has no chunk form:UserWarning
 
 K, V = 5, 4
 ABSTRACT = "Form taken from the abstract; not compared with the paper's text."
-FROM_ABSTRACTS = {"bd_lru", "ccq", "dgd", "eda", "h_lru", "osdn", "raven"}
+FROM_ABSTRACTS = {"bd_lru", "blurry_window", "ccq", "dgd", "eda", "h_lru", "osdn", "raven"}
 COMPILING = entries(WAITING)
 WITH_KERNELS = entries(WAITING | WITHOUT_KERNELS)
 
