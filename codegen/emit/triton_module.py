@@ -28,7 +28,7 @@ from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.cut import cut
-from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
@@ -251,8 +251,10 @@ class _Emitter:
                 out[n] = Memory(self.const_args[str(node.attr("name"))])
             elif node.op == "cotangent":
                 out[n] = Memory(self.cotangent)
+        by_blocks = {b.node for b in self.plan.buffers if b.shares}
         for n, name in self.buffers.items():
-            out[n] = Memory(name, saved_only=n in only_saved, float32=n in wide)
+            count = f"P_{name}" if n in by_blocks else None
+            out[n] = Memory(name, saved_only=n in only_saved, float32=n in wide, shares=count)
         for result, n in self.plan.results:
             if n in out:
                 continue
@@ -268,6 +270,10 @@ class _Emitter:
     def _allocation(self, n: int) -> str:
         b = next(b for b in self.plan.buffers if b.node == n)
         made = f'call.buffer("{"".join(b.axes)}", {b.element == "compute"})'
+        if b.shares:
+            walk = next(k for k in (*self.plan.forward, *self.plan.backward) if n in k.stores)
+            loads = tuple_text(map(repr, tile_kinds(self.plan.plan.nodes, walk)))
+            made = f'call.shares("{walk.split}", {loads})'
         return f"{self.buffers[n]} = {made}{' if save else None' if b.only_saved else ''}"
 
     def _made_forward(self, n: int) -> bool:
@@ -308,6 +314,10 @@ class _Emitter:
         )
         rest = "".join(f", {r}" for r in ratios)
         more = ", SAVE=save" if "SAVE" in text.constants else ""
+        for b in self.plan.buffers:
+            name = self.buffers[b.node]
+            if b.shares and f"P_{name}" in text.constants:
+                more += f", P_{name}={name}.shape[-1]"
         if kernel.family == "prep":
             return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest}{more})"
         if forward:
