@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.triton_scores import JointScores
 from linalg_dsl.errors import InternalError
-from linalg_dsl.planner.ops import OPS, Axes
+from linalg_dsl.planner.ops import FLOOR, OPS, Axes
 from linalg_dsl.planner.plan import Node
 
 _UNARY = {
@@ -33,6 +33,8 @@ _UNARY = {
     "sign": "sign({0})",
     "reciprocal": "1.0 / {0}",
     "heaviside": "step({0})",
+    "side": "tl.where({0} < 0, -1.0, 1.0)",
+    "log_size": f"tl.log(tl.maximum(tl.abs({{0}}), {FLOOR!r}))",
 }
 _ZERO_AT_ZERO = frozenset({"tanh", "silu", "relu", "elu", "sqrt", "abs", "sign"})
 _SINGULAR = frozenset({"reciprocal", "rsqrt", "sqrt", "log", "pow"})
@@ -41,7 +43,7 @@ _LIBRARY = frozenset({"softplus", "tanh", "expm1", "sign", "step", "power"})
 _PREFIX = {
     "score": "a", "decayed_score": "a", "mask": "a", "pairs_decay": "decay", "read": "y", "apply": "y",
     "apply_t": "y", "from_start": "since_start", "to_end": "until_end", "total": "decay_chunk",
-    "write": "s_add", "span_sum": "dw", "gate_sum": "dw", "sum": "total", "ut_transform": "ut",
+    "write": "s_add", "signs": "signs", "sign_total": "sign_chunk", "span_sum": "dw", "gate_sum": "dw", "sum": "total", "ut_transform": "ut",
 }  # fmt: skip
 
 
@@ -132,7 +134,7 @@ class Statements:
         """The operand in float32, indexed to broadcast over ``axes``."""
         node = self.nodes[n]
         if node.op == "number":
-            return repr(node.attr("value"))
+            return _number(node)
         text = self.text[n]
         if n in self.raw and node.op != "const":
             text = f"{text}.to(tl.float32)"
@@ -222,6 +224,12 @@ class Statements:
                 return f"tl.exp({self._sums(args[0], wide, after=True, strict=True)})", False
             case "total":
                 return f"tl.exp(tl.sum({args[0]}, 0))", False
+            case "signs":
+                negative = f"tl.where({args[0]} < 0, 1.0, 0.0)"
+                count = self._sums(negative, wide, after=False, strict=bool(node.attr("exclusive")))
+                return self._call("parity_sign", count), False
+            case "sign_total":
+                return self._call("parity_sign", f"tl.sum(tl.where({args[0]} < 0, 1.0, 0.0), 0)"), False
             case "gate_sum":
                 after, strict = {
                     "from_start": (True, False),
@@ -363,8 +371,13 @@ class Statements:
         g = self.value(score)
         node = self.nodes[sigma]
         if node.op == "number":
-            return g if node.attr("value") == 1 else f"{g} * {node.attr('value')!r}"
+            return g if node.attr("value") == 1 else f"{g} * {_number(node)}"
         return f"{g} * {self.value(sigma)}[None, :]" if node.axes else f"{g} * {self.value(sigma)}"
+
+
+def _number(node: Node) -> str:
+    text = repr(node.attr("value"))
+    return f"float('{text}')" if "inf" in text else text
 
 
 def _solve_dot(a: str, b: str) -> str:
@@ -381,7 +394,7 @@ def zero_wanted(nodes: Sequence[Node]) -> frozenset[int]:
     return frozenset(
         a
         for node in nodes
-        if OPS[node.op].kind in ("matmul", "decay", "gate", "lowered", "solve")
+        if OPS[node.op].kind in ("matmul", "decay", "gate", "sign", "lowered", "solve")
         for a in node.args
     )
 
