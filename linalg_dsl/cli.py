@@ -200,8 +200,9 @@ def list_(json: Json = False) -> None:
     rows = []
     for name in catalogue_names():
         spec = load_spec(name)
-        update = next(e for e in spec.written if e.target == spec.states[0].name)
-        line = f"{update.target}_t = {show_expr(update.value)}"
+        states = {s.name for s in spec.states}
+        updates = [e for e in spec.written if e.target in states]
+        line = "; ".join(f"{e.target}_t = {show_expr(e.value)}" for e in updates)
         rows.append({"name": name, "update": line, "description": spec.doc})
     output = Output(json)
     output.table("", ("name", "update", "description"), rows, first_line_only=("description",))

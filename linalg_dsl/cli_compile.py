@@ -43,7 +43,14 @@ def compile_all(
     rows: list[dict[str, Any]] = []
     good = True
     for spec in specs:
-        op = linalg_dsl.compile(spec)
+        try:
+            op = linalg_dsl.compile(spec)
+        except DslError as mistake:
+            if len(specs) == 1:
+                raise
+            good = False
+            output.problem(str(mistake))
+            continue
         if out is not None or not places:
             for path in write_modules(op, out or Path("build")):
                 output.note(f"wrote {path}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 import torch
+from catalogue_sets import IN_DEPTH
 from torch import Tensor
 
 import linalg_dsl as ld
+from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.planner.canonical import canonicalise
@@ -38,8 +39,7 @@ input g : log gate [K]
 S_t = diag(exp(g_t)) S_{t-1} + b_t (a_tᵀ S_{t-1}) + k_tᵀ v_t
 o_t = silu(z_t) ⊙ (S_tᵀ l2norm(q_t)) + S_{t-1}ᵀ q_t
 """
-ENTRIES = sorted(p.name[:-4] for p in files("linalg_dsl.ops.catalogue").iterdir() if p.name.endswith(".rec"))
-TEXTS = {n: (files("linalg_dsl.ops.catalogue") / f"{n}.rec").read_text(encoding="utf-8") for n in ENTRIES}
+TEXTS = {n: catalogue_text(n) for n in IN_DEPTH}
 TEXTS |= {"gated_rank_two": RANK_TWO, "two_writes": MANY_ROWS}
 
 

@@ -74,8 +74,23 @@ def test_both_fronts_of_the_readme_say_the_same() -> None:
 def test_the_readme_lists_the_catalogue() -> None:
     from linalg_dsl.ops.catalogue import catalogue_names
 
-    listed = re.findall(r"^\| `(\w+)` \| `", README, re.MULTILINE)
+    section = README.split("## The catalogue", 1)[1].split("\n## ", 1)[0]
+    listed = [n for row in section.splitlines() if row.startswith("|") for n in re.findall(r"`(\w+)`", row)]
     assert sorted(listed) == list(catalogue_names())
+
+
+def test_the_page_of_the_catalogue_says_what_the_entries_say() -> None:
+    from linalg_dsl.ops.catalogue import catalogue_names, catalogue_text
+
+    page = (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)`(\\\*)? \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    assert sorted(name for name, *_ in rows) == list(catalogue_names())
+    for name, starred, what, source in rows:
+        doc = " ".join(ld.parse(catalogue_text(name)).doc.split())
+        assert doc.startswith(what.replace("\\|", "|") + "."), name
+        assert bool(starred) == ("Form taken from the abstract" in doc), name
+        numbers = re.findall(r"arXiv (\d{4}\.\d{5})", doc.split(" Side: ")[0])
+        assert re.findall(r"\[(\d{4}\.\d{5})\]", source) == list(dict.fromkeys(numbers)), name
 
 
 def test_files_that_the_documents_name_exist() -> None:

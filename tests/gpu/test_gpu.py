@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
 
 pytestmark = pytest.mark.gpu
-ENTRIES = sorted(p.name[:-4] for p in files("linalg_dsl.ops.catalogue").iterdir() if p.name.endswith(".rec"))
 
 
 def narrow(spec: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from catalogue_sets import IN_DEPTH
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,7 +22,6 @@ from linalg_dsl.planner.evaluate import run_backward, run_plan
 from linalg_dsl.planner.verify import verify
 
 CATALOGUE = Path(__file__).parents[2] / "ops" / "catalogue"
-ENTRIES = sorted(p.stem for p in CATALOGUE.glob("*.rec"))
 B, H, K, V = 2, 2, 4, 3
 
 
@@ -65,7 +65,7 @@ def check(spec: RecurrenceSpec, gates: GateKind, T: int, chunk: int, seed: int) 
 
 
 @pytest.mark.parametrize("gates", ["mild", "strong", "resets"])
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", IN_DEPTH)
 def test_catalogue(name: str, gates: GateKind) -> None:
     spec = parse((CATALOGUE / f"{name}.rec").read_text(encoding="utf-8"))
     check(spec, gates, T=13, chunk=5, seed=1)

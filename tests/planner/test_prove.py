@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from catalogue_sets import IN_DEPTH
 
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language.parser import parse
@@ -20,7 +21,6 @@ from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
 from linalg_dsl.planner.prove import prove
 
 CATALOGUE = Path(__file__).parents[2] / "ops" / "catalogue"
-ENTRIES = sorted(p.stem for p in CATALOGUE.glob("*.rec"))
 LINES = {
     "multiplied_gate": """
         input q, k : [K]
@@ -73,7 +73,7 @@ def spec_of(name: str) -> RecurrenceSpec:
     return parse((CATALOGUE / f"{name}.rec").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", [*ENTRIES, *LINES])
+@pytest.mark.parametrize("name", [*IN_DEPTH, *LINES])
 def test_chunk_form_is_the_recurrence_and_backward_its_gradient(name: str) -> None:
     canonical = canonicalise(spec_of(name))
     forward = derive(canonical)

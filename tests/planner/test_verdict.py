@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from catalogue_sets import IN_DEPTH
 
 from linalg_dsl.language.parser import parse
 from linalg_dsl.planner.adjoint import backward
@@ -13,7 +14,6 @@ from linalg_dsl.planner.chunkwise import derive
 from linalg_dsl.planner.verdict import Explanation, explain
 
 CATALOGUE = Path(__file__).parents[2] / "ops" / "catalogue"
-ENTRIES = sorted(p.stem for p in CATALOGUE.glob("*.rec"))
 
 
 def explained(name: str, **options: object) -> Explanation:
@@ -26,7 +26,7 @@ def section(text: str, title: str) -> str:
     return next(part for part in text.split("\n\n") if part.startswith(title))
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", IN_DEPTH)
 def test_every_catalogue_entry_is_explained(name: str) -> None:
     text = str(explained(name, B=2, T=100, H=3, K=64, V=32))
     assert text.startswith(f"{name}: ")
@@ -111,7 +111,7 @@ def test_the_schedule_is_quoted_where_given() -> None:
     assert "schedule" not in str(explained("gla", proof=False))
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", IN_DEPTH)
 def test_latex_is_ascii_and_has_four_parts(name: str) -> None:
     text = explained(name).to_latex()
     assert text.isascii()

@@ -1,0 +1,191 @@
+"""What the tests of the catalogue share: hand-written loops, inputs that suit each entry, comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from loop_kit import Step, run_loop
+from loops_delta import DELTA
+from loops_gated import GATED
+from loops_memory import MEMORY
+from torch import Tensor
+
+from linalg_dsl.language.parser import parse
+from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops import catalogue_names
+from linalg_dsl.ops.catalogue import catalogue_text
+from linalg_dsl.ops.draw import GateKind, draw
+from linalg_dsl.ops.reference import const_values, reference
+
+STEPS: dict[str, Step] = {**GATED, **DELTA, **MEMORY}
+
+WAITING: dict[str, str] = {
+    "dfw": "gates on the value axis do not compile yet",
+    "longhorn": "gates for every entry of the state do not compile yet",
+    "rg_lru": "vector states do not compile yet",
+}
+"""Entries that do not compile yet, with the reason."""
+
+SMALLER = {"abc": {"m": 3.0}, "gsa": {"m": 3.0}, "raven": {"m": 3.0}}
+"""Consts that are given in the calls of the tests."""
+
+Named = dict[str, Tensor]
+
+
+def entries(waiting: dict[str, str]) -> list[Any]:
+    """All names as parameters of a test; those that wait must fail."""
+    marks = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in waiting.items()}
+    return [pytest.param(n, marks=[marks[n]] if n in marks else []) for n in catalogue_names()]
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """The mark of a test that fails as long as one of its entries does not compile."""
+    missing = [n for n in names if n in WAITING or n not in catalogue_names()]
+    return pytest.mark.xfail(bool(missing), strict=True, reason=f"{', '.join(missing)} does not compile yet")
+
+
+@cache
+def spec_of(name: str) -> RecurrenceSpec:
+    return parse(catalogue_text(name), f"{name}.rec")
+
+
+def positive(x: Tensor) -> Tensor:
+    return x.abs() + 0.1
+
+
+# what a state holds when it is no free tensor: a normaliser, a precision
+STARTS: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
+    "normalised_linear_attention": {"n": positive},
+    "based": {"n": positive},
+    "rebased": {"n": positive},
+    "rwkv4": {"d": positive},
+    "kalman": {"lam": positive},
+    "pgdn": {"A": positive},
+    "pkda": {"A": positive},
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """Inputs and initial states of one call, all of which want gradients."""
+
+    name: str
+    tensors: Named
+    states: Named
+
+    @property
+    def spec(self) -> RecurrenceSpec:
+        return spec_of(self.name)
+
+    @property
+    def consts(self) -> dict[str, float]:
+        return SMALLER.get(self.name, {})
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [*self.tensors.values(), *self.states.values()]
+
+    @property
+    def labels(self) -> list[str]:
+        return [f"d {n}" for n in (*self.tensors, *self.states)]
+
+    def to(self, dtype: torch.dtype) -> Call:
+        """The same numbers, rounded."""
+        turned = [
+            {n: x.detach().to(dtype).requires_grad_() for n, x in named.items()}
+            for named in (self.tensors, self.states)
+        ]
+        return Call(self.name, *turned)
+
+
+def make_call(
+    name: str, B: int, T: int, H: int, K: int, V: int, gates: GateKind = "mild", seed: int = 0
+) -> Call:
+    """Random float64 tensors that keep what the entry's text says of its inputs."""
+    spec, consts = spec_of(name), SMALLER.get(name, {})
+    tensors = draw(spec, B, T, H, K, V, gates=gates, seed=seed, consts=consts)
+    if name == "based":  # features whose products are positive
+        tensors |= {n: tensors[n].abs() for n in ("q", "k")}
+    if name in ("lru", "s4d", "s5", "gateloop"):  # cosine and sine
+        size = torch.hypot(tensors["c"], tensors["s"])
+        tensors |= {n: tensors[n] / size for n in ("c", "s")}
+    sizes: dict[str, float] = {"K": K, "V": V}
+    sizes |= const_values(spec, {"K": K, "V": V}, consts)
+    generator = torch.Generator().manual_seed(seed + 77)
+    states = {}
+    for state in spec.states:
+        shape = (B, H, *(d if isinstance(d, int) else int(sizes[d]) for d in state.dims))
+        value = torch.randn(shape, generator=generator, dtype=torch.float64)
+        fit = STARTS.get(name, {}).get(state.name)
+        states[state.name] = value if fit is None else fit(value)
+    return Call(
+        name,
+        {n: x.clone().requires_grad_() for n, x in tensors.items()},
+        {n: x.clone().requires_grad_() for n, x in states.items()},
+    )
+
+
+def by_hand(call: Call, starts: Named | None = None) -> list[Tensor]:
+    """o and the final states of the hand-written loop."""
+    timed = {i.name: call.tensors[i.name] for i in call.spec.inputs if i.timed}
+    params = {i.name: call.tensors[i.name] for i in call.spec.inputs if not i.timed}
+    o, ends = run_loop(STEPS[call.name], timed, params, call.states if starts is None else starts)
+    return [o, *(ends[s.name] for s in call.spec.states)]
+
+
+def by_reference(call: Call) -> list[Tensor]:
+    """o and the final states of the step loop of the spec."""
+    states = list(call.states.values())
+    o, last = reference(
+        call.spec,
+        call.tensors,
+        initial_state=states[0] if len(states) == 1 else call.states,
+        output_final_state=True,
+        consts=call.consts,
+    )
+    return [o, *as_list(last)]
+
+
+def by_op(call: Call, function: Callable[..., Any], **options: Any) -> list[Tensor]:
+    """o and the final states of a compiled op or a catalogue function."""
+    states = list(call.states.values())
+    initial = states[0] if len(states) == 1 else tuple(states)
+    arguments = {**call.consts, **options, "initial_state": initial, "output_final_state": True}
+    o, last = function(**call.tensors, **arguments)
+    return [o, *as_list(last)[: len(states)]]
+
+
+def as_list(last: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [last] if isinstance(last, Tensor) else list(last)
+
+
+def with_gradients(call: Call, results: list[Tensor]) -> dict[str, Tensor]:
+    """The results and, from random cotangents of all of them, the gradient of every leaf."""
+    generator = torch.Generator().manual_seed(3)
+    cotangents = [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r.dtype) for r in results]
+    found = torch.autograd.grad(results, call.leaves, cotangents, allow_unused=True)
+    grads = [torch.zeros_like(x) if g is None else g for g, x in zip(found, call.leaves, strict=True)]
+    names = ["o", *(f"final {s}" for s in call.states), *call.labels]
+    return dict(zip(names, [*results, *grads], strict=True))
+
+
+def errors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:
+    """Relative L2 error of each tensor; small gradients count against a millionth of the largest."""
+    assert list(found) == list(wanted)
+    floor = 1e-6 * max(w.detach().norm().item() for w in wanted.values())
+    result = {}
+    for name, want in wanted.items():
+        assert found[name].shape == want.shape, name
+        distance = (found[name].detach().double() - want.detach().double()).norm().item()
+        result[name] = distance / max(want.detach().norm().item(), floor, 1e-30)
+    return result
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], bound: float) -> None:
+    bad = {name: error for name, error in errors(found, wanted).items() if not error <= bound}
+    assert not bad, f"beyond {bound:g}: {bad}"
