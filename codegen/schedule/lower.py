@@ -78,7 +78,7 @@ class _Lowering:
             case "solve" | "solve_t":
                 self.solved[i] = self._solve(args, _int(node, "m"), _int(node, "r"), node.op == "solve_t")
                 return self.solved[i][0]
-            case "pick":
+            case "pick" if node.args[0] in self.solved:
                 return self.solved[node.args[0]][_int(node, "index")]
             case "scale_state":
                 return b.mul(args[0], b.add_node("total", (args[1],), b.axes(args[1])[1:]))
