@@ -32,6 +32,10 @@ class Case:
     reads: list[tuple[str, str, str]] = field(default_factory=lambda: [("inclusive", "q_t", "scale")])
     token_terms: list[str] = field(default_factory=list)
     kind: str = ""
+    axis: str = "K"
+    value_log: str = "0"
+    signed: list[str] = field(default_factory=list)
+    """What the signs of both decays are made of."""
 
     def text(self, name: str) -> str:
         lines = self.lines if "o_t" in self.lines else self.lines.rstrip() + "\n" + READ
@@ -289,4 +293,124 @@ OTHERS = {
     ),
 }  # fmt: skip
 
-ALL = PUBLISHED | OTHERS
+GATE = "input z : [V]\na_t = exp(-softplus(z_t))\n"
+TURNED = "state S : [V, K]\n"
+WIDER = {
+    "gated_oja": Case(
+        GATE + "S_t = S_{t-1} diag(a_t) (I - beta_t v_t v_tᵀ) + beta_t k_t v_tᵀ",
+        ["v_t"], ["beta_t k_t"], "-softplus(z_t)", [["-beta_t"]], ["v_t"], axis="V",
+        kind="diagonal gate + rank 1 on the value side",
+    ),
+    "gated_oja_turned": Case(
+        TURNED + GATE + "S_t = (I - beta_t v_t v_tᵀ) diag(a_t) S_{t-1} + beta_t v_t k_tᵀ\n"
+        "o_t = scale S_t q_t",
+        ["v_t"], ["beta_t k_t"], "-softplus(z_t)", [["-beta_t"]], ["v_t"], axis="V",
+        kind="diagonal gate + rank 1 on the value side",
+    ),
+    "gated_oja_of_channels": Case(
+        GATE + "S_t = S_{t-1} diag(a_t) (I - v_t (w_t ⊙ v_t)ᵀ) + k_t (w_t ⊙ v_t)ᵀ",
+        ["w_t ⊙ v_t"], ["k_t"], "-softplus(z_t)", [["-1"]], ["v_t"], axis="V",
+        kind="diagonal gate + rank 1 on the value side",
+    ),
+    "delta_rule_turned": Case(
+        TURNED + "S_t = S_{t-1} (I - beta_t k_t k_tᵀ) + beta_t v_t k_tᵀ\no_t = scale S_t q_t",
+        ["k_t"], ["beta_t v_t"], "0", [["-beta_t"]], ["k_t"], "exclusive", kind="linear + rank 1",
+    ),
+    "value_gate": Case(
+        GATE + "S_t = S_{t-1} diag(a_t) + k_t v_tᵀ",
+        ["v_t"], ["k_t"], "-softplus(z_t)", erase_read="exclusive", axis="V",
+        kind="diagonal gate on the value side",
+    ),
+    "value_gate_read_back": Case(
+        GATE + "S_t = S_{t-1} diag(a_t) + k_t v_tᵀ\no_t = S_{t-1} w_t + q_t",
+        ["v_t"], ["k_t"], "-softplus(z_t)", erase_read="exclusive", axis="V",
+        reads=[("exclusive", "w_t", "1")], token_terms=["q_t"], kind="diagonal gate on the value side",
+    ),
+    "value_scalar_gate": Case(
+        "S_t = exp(g_t) S_{t-1} (I - beta_t w_t v_tᵀ) + gamma_t k_t v_tᵀ",
+        ["v_t"], ["gamma_t k_t"], "g_t", [["-beta_t"]], ["w_t"], axis="V",
+        kind="scalar gate + rank 1 on the value side",
+    ),
+    "value_undecayed_erase": Case(
+        GATE + "S_t = S_{t-1} diag(a_t) - S_{t-1} (beta_t v_t w_tᵀ) + k_t v_tᵀ\no_t = S_{t-1}ᵀ q_t",
+        ["v_t", "w_t"], ["k_t", "0"], "-softplus(z_t)", [["0"], ["-beta_t"]], ["v_t"], "exclusive", axis="V",
+        reads=[("exclusive", "q_t", "1")], kind="diagonal gate + rank 1 on the value side",
+    ),
+    "kda_read_across": Case(
+        "S_t = (I - beta_t k_t k_tᵀ) diag(exp(h_t)) S_{t-1} + beta_t k_t v_tᵀ\no_t = q_t ⊙ (S_t w_t)",
+        ["k_t"], ["beta_t v_t"], "h_t", [["-beta_t"]], ["k_t"], reads=[("inclusive", "w_t", "1")],
+        kind="diagonal gate + rank 1",
+    ),
+    "scalar_gate_read_across": Case(
+        "S_t = exp(g_t) S_{t-1} + k_t v_tᵀ\no_t = exp(g_t) S_{t-1} w_t",
+        ["k_t"], ["v_t"], "g_t", erase_read="exclusive", reads=[("decayed", "w_t", "1")], kind="scalar gate",
+    ),
+    "separable": Case(
+        GATE + "S_t = (sigmoid(b_t) a_tᵀ) ⊙ S_{t-1} + k_t v_tᵀ",
+        ["k_t"], ["v_t"], "-softplus(-b_t)", erase_read="exclusive", value_log="-softplus(z_t)",
+        kind="separable gate",
+    ),
+    "separable_decayed_read": Case(
+        GATE + "R_t = diag(exp(h_t)) S_{t-1} diag(a_t)\nS_t = R_t + k_t v_tᵀ\no_t = R_t w_t",
+        ["k_t"], ["v_t"], "h_t", erase_read="exclusive", value_log="-softplus(z_t)",
+        reads=[("decayed", "w_t", "1")], kind="separable gate",
+    ),
+    "separable_erase": Case(
+        GATE + "S_t = (I - beta_t k_t k_tᵀ) diag(exp(h_t)) S_{t-1} diag(a_t) + beta_t k_t v_tᵀ",
+        ["k_t"], ["beta_t v_t"], "h_t", [["-beta_t"]], ["k_t"], value_log="-softplus(z_t)",
+        kind="separable gate + rank 1",
+    ),
+    "separable_erase_of_two": Case(
+        GATE + "S_t = (exp(g_t) I - beta_t k_t p_tᵀ - gamma_t b_t k_tᵀ) S_{t-1} diag(a_t) + k_t v_tᵀ"
+        "\no_t = S_{t-1}ᵀ q_t + S_tᵀ k_t",
+        ["k_t", "b_t"], ["v_t", "0"], "g_t", [["-beta_t", "0"], ["0", "-gamma_t"]], ["p_t", "k_t"],
+        "exclusive", value_log="-softplus(z_t)",
+        reads=[("exclusive", "q_t", "1"), ("inclusive", "k_t", "1")], kind="separable gate + rank 2",
+    ),
+    "separable_erase_on_the_value_side": Case(
+        "S_t = diag(exp(h_t)) S_{t-1} (I - beta_t v_t w_tᵀ) + k_t v_tᵀ",
+        ["v_t", "w_t"], ["k_t", "0"], "0", [["0"], ["-beta_t"]], ["v_t"], "exclusive", axis="V",
+        value_log="h_t", kind="separable gate + rank 1 on the value side",
+    ),
+    "only_low_rank": Case(
+        "S_t = b_t p_tᵀ S_{t-1} + k_t v_tᵀ",
+        ["k_t", "b_t"], ["v_t", "0"], "-inf", [["0"], ["1"]], ["p_t"], "exclusive", kind="pure rank 1",
+    ),
+    "only_low_rank_on_the_value_side": Case(
+        "S_t = S_{t-1} (v_t w_tᵀ + beta_t w_t v_tᵀ) + k_t v_tᵀ\no_t = S_{t-1}ᵀ q_t",
+        ["v_t", "w_t"], ["k_t", "0"], "-inf", [["0", "beta_t"], ["1", "0"]], ["v_t", "w_t"], "exclusive",
+        axis="V", reads=[("exclusive", "q_t", "1")], kind="pure rank 2 on the value side",
+    ),
+    "four_erases": Case(
+        "input e : [4, K] unit\nS_t = exp(g_t) (S_{t-1} - e_tᵀ (e_t S_{t-1})) + k_t v_tᵀ",
+        ["k_t", "e_{t,1}", "e_{t,2}", "e_{t,3}", "e_{t,4}"], ["v_t", "0", "0", "0", "0"], "g_t",
+        [["0"] * 4, *([["0"] * i + ["-1"] + ["0"] * (3 - i) for i in range(4)])],
+        ["e_{t,1}", "e_{t,2}", "e_{t,3}", "e_{t,4}"], kind="scalar gate + rank 4",
+    ),
+    "signed_scalar_gate": Case(
+        "S_t = (1 - beta_t) S_{t-1} + k_t v_tᵀ",
+        ["k_t"], ["v_t"], "log_size(1 - beta_t)", erase_read="exclusive", signed=["1 - beta_t"],
+        kind="signed scalar gate",
+    ),
+    "signed_gate_and_erase": Case(
+        "S_t = (I - beta_t k_t k_tᵀ) diag(tanh(b_t)) S_{t-1} + k_t v_tᵀ\no_t = S_{t-1}ᵀ q_t + S_tᵀ k_t",
+        ["k_t"], ["v_t"], "log_size(tanh(b_t))", [["-beta_t"]], ["k_t"], signed=["tanh(b_t)"],
+        reads=[("exclusive", "q_t", "1"), ("inclusive", "k_t", "1")],
+        kind="signed diagonal gate + rank 1",
+    ),
+    "signed_separable": Case(
+        "S_t = (diag(tanh(b_t)) - beta_t k_t p_tᵀ) S_{t-1} diag(tanh(w_t)) + k_t v_tᵀ\no_t = S_{t-1} v_t",
+        ["k_t"], ["v_t"], "log_size(tanh(b_t))", [["-beta_t"]], ["p_t"], "exclusive",
+        value_log="log_size(tanh(w_t))", signed=["tanh(b_t)", "tanh(w_t)"],
+        reads=[("exclusive", "v_t", "1")], kind="signed separable gate + rank 1",
+    ),
+    "gate_of_either_sign_and_zero": Case(
+        "input a : [K]\nS_t = -exp(g_t) diag(relu(a_t)) S_{t-1} + k_t v_tᵀ",
+        ["k_t"], ["v_t"], "g_t + log_size(relu(a_t))", erase_read="exclusive", signed=["-1"],
+        kind="signed diagonal gate",
+    ),
+}  # fmt: skip
+"""Transitions and gates on the value side, separable gates, reads along the other axis, transitions of low
+rank alone, signed gates."""
+
+ALL = PUBLISHED | OTHERS | WIDER

@@ -13,6 +13,22 @@ def step(a, b):
     return (a > b).to(a.dtype) + (a == b).to(a.dtype) / 2
 ''',
     ),
+    "side": (
+        (),
+        '''
+def side(x):
+    """-1 below 0, else 1."""
+    return 1 - 2 * (x < 0).to(x.dtype)
+''',
+    ),
+    "shifted": (
+        (),
+        '''
+def shifted(x, dim):
+    """x one token later, after a 1."""
+    return torch.cat([torch.ones_like(x.narrow(dim, 0, 1)), x.narrow(dim, 0, x.shape[dim] - 1)], dim)
+''',
+    ),
     "repeat": (
         (),
         '''
@@ -163,6 +179,22 @@ def substitute(system, right):
 def substitute_reversed(system, right):
     """X of X = right + system^T X, from the last token to the first."""
     return torch.linalg.solve_triangular(-system.mT, right, upper=True, unitriangular=True)
+''',
+    ),
+    "inverse": (
+        ("substitute",),
+        '''
+def inverse(system):
+    """(I - system)^-1 of a strictly lower triangular system."""
+    return substitute(system, torch.eye(system.shape[-1], dtype=system.dtype, device=system.device))
+''',
+    ),
+    "blocks": (
+        (),
+        '''
+def blocks(x, count):
+    """The count x count blocks [C, C] of a matrix whose rows and columns are in the order of tokens."""
+    return [row.unbind(-1) for row in x.unflatten(-1, (-1, count)).unflatten(-3, (-1, count)).unbind(-3)]
 ''',
     ),
     "by_token": (

@@ -45,6 +45,9 @@ class TorchModule:
     inputs: tuple[str, ...]
     timed: str
     states: str
+    state_dims: tuple[str, ...]
+    state_shape: str
+    turn: str
     output_dims: str
     output_shape: str
     forward_args: tuple[str, ...]
@@ -93,6 +96,7 @@ def emit_torch(
     token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
     key, value = axis_source(spec, "K"), axis_source(spec, "V")
     dims = sized(output_dims(spec), numbers)
+    layout = tuple(map(str, spec.states[0].dims))
     return render(
         "torch_module.py.jinja",
         TorchModule(
@@ -106,6 +110,9 @@ def emit_torch(
             inputs=tuple(fwd.inputs),
             timed=tuple_text(repr(i.timed) for i in spec.inputs),
             states=literal(s.name for s in spec.states),
+            state_dims=layout,
+            state_shape=", ".join({"K": "key", "V": "value"}[d] for d in layout),
+            turn="" if layout == ("K", "V") else ".mT",
             output_dims=repr(dims),
             output_shape=output_shape(dims),
             forward_args=tuple(fwd.args),

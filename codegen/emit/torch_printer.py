@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.errors import InternalError
-from linalg_dsl.planner.ops import Axes
+from linalg_dsl.planner.ops import FLOOR, Axes
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
 SUM, PRODUCT, NEGATION, POWER, ATOM = range(5)
@@ -137,6 +137,7 @@ class ChunkPrinter:
         self._text: dict[int, Text] = {}
         self._systems: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[Text]]] = {}
         self._wholes: dict[tuple[str, ...], Text] = {}
+        self._inverses: dict[tuple[str, ...], list[list[Text]]] = {}
         self._solved: dict[int, list[Text]] = {}
         self._uses: dict[int, int] = {}
 
@@ -261,8 +262,18 @@ class ChunkPrinter:
             case "scale_state":
                 return mul(self._whole_chunk(args[1]), args[0])
             case "boundary_gate":
-                product = method(mul(args[0], args[1]), "sum", "-1", axes=("K",))
-                return mul(self._whole_chunk(args[2]), product)
+                product = mul(args[0], args[1])
+                other = next(a for a in product.axes if a not in axes)
+                total = method(product, "sum", str(_dim(product.axes, other)), axes=axes)
+                return mul(self._whole_chunk(args[2]), total)
+            case "signs":
+                side, dim = self._helper("side", args[0], axes=axes), str(_dim(axes, "t"))
+                if attrs["exclusive"]:
+                    side = self._helper("shifted", side, dim, axes=axes)
+                return method(side, "cumprod", dim)
+            case "sign_total":
+                side = self._helper("side", args[0], axes=args[0].axes)
+                return method(side, "prod", str(_dim(args[0].axes, "t")), axes=axes)
             case "decayed_score":
                 return self._helper("decayed_score", *args, read, axes=axes)
             case "decay_apply":
@@ -296,7 +307,7 @@ class ChunkPrinter:
         return Text(f"{name}[..., {row}{rest}]", ATOM, node.axes)
 
     def _whole_chunk(self, w: Text) -> Text:
-        """The decay over the whole chunk: () or ("K",)."""
+        """The decay over the whole chunk: () or its wide axis."""
         axes = tuple(a for a in w.axes if a != "t")
         return method(method(w, "sum", str(_dim(w.axes, "t")), axes=axes), "exp")
 
@@ -315,6 +326,10 @@ class ChunkPrinter:
             case "heaviside":
                 self.used.add("step")
                 return call("step", x, "0.0", axes=x.axes)
+            case "side":
+                return self._helper("side", x, axes=x.axes)
+            case "log_size":
+                return method(method(method(x, "abs"), "clamp", f"min={FLOOR}"), "log")
             case "pow":
                 return Text(f"{x.at(ATOM)} ** {number(float(str(exponent))).at(POWER)}", POWER, x.axes)
             case _:
@@ -345,10 +360,11 @@ class ChunkPrinter:
         m, r = int(str(node.attr("m"))), int(str(node.attr("r")))
         scores, sigma = node.args[: r * m], node.args[r * m : 2 * r * m]
         rest = [self._text[a] for a in node.args[2 * r * m :]]
+        w = rest.pop() if dict(node.attrs).get("decayed") else None
         system = self._system(scores, sigma, m, r)
         G = [[self._text[scores[i * m + j]] for j in range(m)] for i in range(r)]
         S = [[self._text[sigma[j * r + i]] for i in range(r)] for j in range(m)]
-        axes: Axes = ("t", "V")
+        axes: Axes = node.axes
         reverse = node.op == "solve_t"
         first, second = rest[:m], rest[m:]
         labels = {
@@ -356,31 +372,33 @@ class ChunkPrinter:
             for n in (self.plan.nodes[k] for k in live)
             if n.op == "pick" and n.args == (i,)
         }
+
+        def applied(scores: Text, rows: Text) -> Text:
+            return self._applied(scores, rows, w, "decayed", reverse)
+
         if reverse:
-            right = [_total([second[i], *(_rows(S[j][i], first[j]) for j in range(m))]) for i in range(r)]
+            right = [_total([second[i], *(mul(S[j][i], first[j]) for j in range(m))]) for i in range(r)]
         else:
-            right = [_total([second[i], *(_apply(G[i][j], first[j]) for j in range(m))]) for i in range(r)]
+            right = [_total([second[i], *(applied(G[i][j], first[j]) for j in range(m))]) for i in range(r)]
         names = [labels.get(m + k) or f"{'x' if reverse else 'u'}_{k + 1}" for k in range(r)]
-        inner = self._substitute(system, right, names, reverse)
+        inner = self._substitute(system, right, names, reverse, w, axes)
         if reverse:
-            outer = [
-                _total(
-                    [
-                        first[j],
-                        *(
-                            _apply(transposed(G[i][j]) if not G[i][j].scalar else G[i][j], inner[i])
-                            for i in range(r)
-                        ),
-                    ]
-                )
-                for j in range(m)
-            ]
+            outer = [_total([first[j], *(applied(G[i][j], inner[i]) for i in range(r))]) for j in range(m)]
         else:
-            outer = [_total([first[j], *(_rows(S[j][i], inner[i]) for i in range(r))]) for j in range(m)]
+            outer = [_total([first[j], *(mul(S[j][i], inner[i]) for i in range(r))]) for j in range(m)]
         picks = [self._let(labels.get(k) or "z", x) if k in labels else x for k, x in enumerate(outer)]
         self._solved[i] = [*picks, *inner]
         if any(x.axes != axes and not x.scalar for x in self._solved[i]):
-            raise InternalError("a row of a solve without axes t, V")
+            raise InternalError(f"a row of a solve without axes {', '.join(axes)}")
+
+    def _applied(self, scores: Text, rows: Text, w: Text | None, read: str, turned: bool) -> Text:
+        """Scores, or their transpose, times rows; with a log decay of the columns of rows."""
+        if scores.number == 0 or rows.number == 0:
+            return ZERO
+        if w is not None:
+            name = "decay_apply_t" if turned else "decay_apply"
+            return self._helper(name, scores, rows, w, f'"{read}"', axes=rows.axes)
+        return matmul(transposed(scores) if turned and not scores.scalar else scores, rows, rows.axes)
 
     def _system(self, scores: tuple[int, ...], sigma: tuple[int, ...], m: int, r: int) -> list[list[Text]]:
         """The r x r blocks of G Sigma, [t,s] each, shared by a solve and its adjoint."""
@@ -402,12 +420,19 @@ class ChunkPrinter:
         return self._systems[key]
 
     def _substitute(
-        self, system: list[list[Text]], right: list[Text], names: list[str], reverse: bool
+        self,
+        system: list[list[Text]],
+        right: list[Text],
+        names: list[str],
+        reverse: bool,
+        w: Text | None,
+        axes: Axes,
     ) -> list[Text]:
-        axes: Axes = ("t", "V")
         known = [b for row in system for b in row if b.number != 0]
         if not known:
             return [self._let(n, x) for n, x in zip(names, right, strict=True)]
+        if w is not None:
+            return self._by_inverse(system, right, names, reverse, w)
         helper = "substitute_reversed" if reverse else "substitute"
         if len(right) == 1:
             self.used.add(helper)
@@ -421,6 +446,37 @@ class ChunkPrinter:
         self.lines.append(f"{', '.join(made)} = by_token({helper}, {whole.code}, [{rows}])")
         return [Text(n, ATOM, axes) for n in made]
 
+    def _by_inverse(
+        self, system: list[list[Text]], right: list[Text], names: list[str], reverse: bool, w: Text
+    ) -> list[Text]:
+        """With a decay of the columns of rows: T is made once, and applied to each column with its decay."""
+        inverse = self._inverse(system)
+        r = range(len(right))
+        right = [self._let("right", x) for x in right]
+        found = []
+        for i in r:
+            blocks = [inverse[k][i] if reverse else inverse[i][k] for k in r]
+            terms = [self._applied(b, right[k], w, "inclusive", reverse) for k, b in enumerate(blocks)]
+            found.append(self._let(names[i], _total(terms)))
+        return found
+
+    def _inverse(self, system: list[list[Text]]) -> list[list[Text]]:
+        """The r x r blocks of T = (I - G Sigma)^-1, shared by a solve and its adjoint."""
+        key = tuple(b.code for row in system for b in row)
+        if key not in self._inverses:
+            r = range(len(system))
+            if len(r) == 1:
+                one = self._let("ut", self._helper("inverse", system[0][0], axes=("t", "s")))
+                self._inverses[key] = [[one]]
+            else:
+                self.used |= {"interleave", "inverse", "blocks"}
+                whole = self._interleaved(system)
+                made = [[self.names.unique(f"ut_{i + 1}{k + 1}") for k in r] for i in r]
+                names = ", ".join(f"({', '.join(row)})" for row in made)
+                self.lines.append(f"{names} = blocks(inverse({whole.code}), {len(r)})")
+                self._inverses[key] = [[Text(n, ATOM, ("t", "s")) for n in row] for row in made]
+        return self._inverses[key]
+
     def _interleaved(self, system: list[list[Text]]) -> Text:
         """The blocks as one matrix, shared by a solve and its adjoint."""
         key = tuple(b.code for row in system for b in row)
@@ -428,6 +484,8 @@ class ChunkPrinter:
             some = next(b.code for row in system for b in row if b.number != 0)
             zero = f"torch.zeros_like({some})"
             rows = [", ".join(zero if b.number == 0 else b.code for b in row) for row in system]
+            if sum(map(len, rows)) > _LINE_LIMIT:
+                rows = [f"*{self._let('row', Text(f'[{row}]')).code}" for row in rows]
             blocks = ", ".join(f"[{row}]" for row in rows)
             self._wholes[key] = self._let("systems", call("interleave", f"[{blocks}]", axes=("t", "s")))
         return self._wholes[key]
@@ -447,17 +505,6 @@ def _total(terms: Iterable[Text]) -> Text:
     for term in terms:
         total = add(total, term)
     return total
-
-
-def _rows(coefficient: Text, rows: Text) -> Text:
-    """Each token's row times its coefficient, a token's or a head's scalar."""
-    return mul(coefficient, rows)
-
-
-def _apply(scores: Text, rows: Text) -> Text:
-    if scores.number == 0 or rows.number == 0:
-        return ZERO
-    return matmul(scores, rows, rows.axes)
 
 
 def _columns(scores: Text, coefficient: Text) -> Text:

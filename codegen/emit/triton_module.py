@@ -106,7 +106,20 @@ def emit_triton(
         raise ArgumentError(
             f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}"
         )
+    _check_class(canonical)
     return _Emitter(canonical, schedule(forward, backward), chunk_size, invariant).run()
+
+
+def _check_class(canonical: CanonicalRecurrence) -> None:
+    """Raises ArgumentError where the kernels of a form are not made yet."""
+    (rec,) = canonical.recurrences
+    turned = canonical.spec.states[0].dims != ("K", "V")
+    signed = rec.decay.signed or rec.value_decay.signed
+    if rec.axis == "V" or rec.value_decay.kind != "none" or rec.output_axis == "K" or turned or signed:
+        raise ArgumentError(
+            f"{canonical.spec.name}: there are no Triton kernels yet for transitions and gates on the value "
+            'side, signed gates, and states and outputs of other shapes; backend="torch" runs it'
+        )
 
 
 class _Emitter:

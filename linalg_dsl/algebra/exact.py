@@ -4,8 +4,9 @@ An atom is an indeterminate (an entry of an input) or a function of a value: exp
 value, a value raised to a power that cannot be multiplied out, any other function by name. Exponents are
 rational. The laws of exponentials hold by construction: exp(a + b) = exp(a) exp(b), log(exp(a)) = a,
 exp(c log(x)) = x^c, sigmoid(x) = 1 / (1 + exp(-x)), softplus(x) = log(1 + exp(x)),
-tanh(x) = 2 sigmoid(2x) - 1. So two expressions that
-are equal by these laws and by those of a commutative ring get values whose difference ``is_zero`` finds to
+tanh(x) = 2 sigmoid(2x) - 1, |x| = side(x) x and side(x)^2 = 1 (side is the sign; indeterminates are not 0),
+exp(log_size(x)) = |x|. So two expressions that are equal by these laws and by those of a commutative ring
+get values whose difference ``is_zero`` finds to
 vanish: a proof, not a test at points. Logs and broken powers assume what is declared: gates are positive.
 """
 
@@ -15,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from math import gcd, lcm
 from weakref import WeakValueDictionary
+
+from linalg_dsl.algebra.expr import RESET
 
 Term = frozenset[tuple["Atom", Fraction]]
 """A monomial: atoms with their exponents, none of them 0."""
@@ -144,7 +147,9 @@ class Value:
         return outside * _monomial((_atom("base", rest, True), exponent))
 
     def exp(self) -> Value:
-        """The product over terms: exp(c x) is the atom exp(x) to the power c."""
+        """The product over terms: exp(c x) is the atom exp(x) to the power c; of a reset it is 0."""
+        if float(self.terms.get(ONE, 0)) <= RESET:
+            return Value.number(0)
         result = Value.number(1)
         for term, c in self.terms.items():
             inner = _inside_log(term)
@@ -188,8 +193,25 @@ class Value:
                 return self.power(Fraction(-1, 2))
             case "reciprocal":
                 return self.power(-1)
+            case "side" | "sign":
+                return self._side()
+            case "abs":
+                return self * self._side()
             case _:
                 return _of(_atom(name, self))
+
+    def _side(self) -> Value:
+        """The sign of a value other than 0: of a monomial the product of those of its factors."""
+        if len(self.terms) != 1:
+            return _of(_atom("side", self))
+        ((term, c),) = self.terms.items()
+        found = Value.number(1 if c > 0 else -1)
+        for atom, e in term:
+            if atom.kind == "side":
+                found = found * _of(atom)
+            elif not atom.positive and atom.kind != "relu" and e % 2:
+                found = found * _of(_atom("side", _of(atom)))
+        return found
 
     def derivative(self, name: str) -> Value:
         """With respect to the free atom of that name; the maximum of a vector counts as a constant."""
@@ -234,7 +256,13 @@ def _of(atom: Atom) -> Value:
 
 
 def _monomial(*factors: tuple[Atom, Fraction]) -> Value:
-    return Value({frozenset((a, e) for a, e in factors if e): Fraction(1)})
+    return Value({_term(factors): Fraction(1)})
+
+
+def _term(factors: Iterable[tuple[Atom, Fraction]]) -> Term:
+    """The square of a sign is 1."""
+    reduced = ((a, e % 2 if a.kind == "side" else e) for a, e in factors)
+    return frozenset((a, e) for a, e in reduced if e)
 
 
 def _times(s: Term, t: Term) -> Term:
@@ -243,11 +271,11 @@ def _times(s: Term, t: Term) -> Term:
     exponents = dict(s)
     for atom, e in t:
         exponents[atom] = exponents.get(atom, Fraction(0)) + e
-    return frozenset((a, e) for a, e in exponents.items() if e)
+    return _term(exponents.items())
 
 
 def _inverse(term: Term) -> Term:
-    return frozenset((a, -e) for a, e in term)
+    return _term((a, -e) for a, e in term)
 
 
 def _common(value: Value) -> tuple[Term, Fraction]:
@@ -267,11 +295,11 @@ def _common(value: Value) -> tuple[Term, Fraction]:
 
 
 def _inside_log(term: Term) -> Value | None:
-    """x if the monomial is log(x)."""
+    """x if the monomial is log(x), |x| if it is log_size(x)."""
     if len(term) == 1:
         ((atom, e),) = term
-        if atom.kind == "log" and e == 1 and isinstance(atom.key, Value):
-            return atom.key
+        if atom.kind in ("log", "log_size") and e == 1 and isinstance(atom.key, Value):
+            return atom.key if atom.kind == "log" else atom.key.function("abs")
     return None
 
 
@@ -292,15 +320,13 @@ def _slope(atom: Atom, name: str) -> Value:
             return Value.number(1 if key == name else 0)
         case "exp", frozenset() as term:
             return Value({term: Fraction(1)}).derivative(name) * _of(atom)
-        case "log", Value() as inner:
+        case (("log" | "log_size"), Value() as inner):
             slope = inner.derivative(name)
             return slope * inner.power(-1) if slope.terms else slope
         case "base", Value() as inner:
             return inner.derivative(name)
         case "relu", Value() as inner:
             return inner.derivative(name) * inner.function("heaviside")
-        case "abs", Value() as inner:
-            return inner.derivative(name) * inner.function("sign")
         case "elu", Value() as inner:
             return inner.derivative(name) * Value.opaque("minimum", inner, Value.number(0)).exp()
         case ("maximum" | "minimum") as kind, (Value() as a, Value() as b):
@@ -308,7 +334,7 @@ def _slope(atom: Atom, name: str) -> Value:
             if kind == "minimum":
                 first, second = second, first
             return a.derivative(name) * first + b.derivative(name) * second
-        case (("sign" | "heaviside" | "compare" | "amax"), _):
+        case (("side" | "heaviside" | "compare" | "amax"), _):
             return Value({})
         case kind, _:
             raise NotImplementedError(f"no derivative of {kind}")

@@ -95,22 +95,20 @@ EXPLANATIONS: dict[str, str] = {
     "E903": """Substeps (`for j in 1..n:`) are not supported yet. For a fixed small n, write the steps out
     as a product of factors, with `k_{t,1}`, `k_{t,2}`.""",
     # what the planner does not bring to a chunk form
-    "E951": """The past state is multiplied from the value side (`S_{t-1} M_t`) or from both sides. Only
-    transitions on the key side, `M_t S_{t-1}`, are supported yet.""",
-    "E952": """A scalar read from the state multiplies a write or another vector. Such an update is of low
-    rank on both sides, so that no chunk form exists; it is not supported yet.""",
+    "E951": """The gate of the state is no product of one gate per axis, or an erase reads the state before
+    the gate of the axis that it does not erase: every element, or every column, would need a recurrence of
+    its own. Such updates have no chunk form.""",
+    "E952": """The state is erased along both axes, or a scalar read from it multiplies a write or another
+    vector. Such an update is of low rank on both sides, so that no chunk form exists; it is not supported
+    yet.""",
     "E953": """A term is neither a product with the state nor an outer product of vectors of the token (in the
     output: a column of the token). It is not supported yet.""",
-    "E954": """The update keeps nothing of the past state but a low-rank part (no decay, no identity). Such
-    recurrences are not supported yet.""",
     "E955": """The update writes nothing, or it writes or erases along more vectors than are supported: at
     most 4 erases and 8 writes per token.""",
-    "E956": """The decay of the state must be proved positive, since its logarithm is taken, and nothing that
-    is declared proves it. Declare the gate's range (`scalar in (0, 1)`, `gate`), or declare a log gate and
-    write `exp(g_t)`.""",
     "E957": """The output uses the state in a way that is not supported yet. An output is a sum of reads
-    `S_tᵀ q_t`, each perhaps scaled by a scalar or a vector [V], and of terms without the state.""",
-    "E958": """Only recurrences with one state of shape [K, V] and one output are supported yet.""",
+    `S_tᵀ q_t` (or of reads `S_t p_t`), each perhaps scaled by a scalar or a vector, and of terms without the
+    state.""",
+    "E958": """Only recurrences with one state of shape [K, V] or [V, K] and one output are supported yet.""",
     "E959": """Elementwise arithmetic on matrices is supported with outer products only: not yet where a
     scalar is added to every element of a [K, V] matrix, or where an elementwise product has a factor
     that is no `x yᵀ`.""",

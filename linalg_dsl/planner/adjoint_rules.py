@@ -10,9 +10,11 @@ not look at what is wanted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 from linalg_dsl.errors import InternalError
+from linalg_dsl.planner.ops import FLOOR
 from linalg_dsl.planner.plan import PlanBuilder
 
 
@@ -123,10 +125,13 @@ def _scale_state(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) ->
     """The boundary term of the gate is the same for every token of the chunk."""
     d = _one(cotangents)
     state, w = b.nodes[node].args
-    boundary = b.boundary_gate(state, d, w)
-    if "K" not in b.axes(w):
-        boundary = b.sum(boundary, "K")
+    boundary = b.sum_to(b.boundary_gate(state, d, w), b.axes(w))
     return (b.scale_state(d, w), b.tokens(boundary))
+
+
+def _signs(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
+    """Signs are flat."""
+    return (None,)
 
 
 def _decayed_score(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
@@ -158,15 +163,20 @@ def _solve(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Seque
     m, r = int(str(solve.attr("m"))), int(str(solve.attr("r")))
     scores = [solve.args[i * m : (i + 1) * m] for i in range(r)]
     sigma = [solve.args[m * r + j * r : m * r + (j + 1) * r] for j in range(m)]
-    results = [b.add_node("pick", (node,), ("t", "V"), index=i) for i in range(m + r)]
+    w = solve.args[-1] if dict(solve.attrs).get("decayed") else None
+    results = [b.add_node("pick", (node,), solve.axes, index=i) for i in range(m + r)]
     z, u = results[:m], [b.label(x, f"u_{i}") for i, x in enumerate(results[m:], 1)]
     given = [b.number(0) if d is None else d for d in cotangents]
-    y, x = b.solve(scores, sigma, given[:m], given[m:], transposed=True)
+    y, x = b.solve(scores, sigma, given[:m], given[m:], w, transposed=True)
     for i, d in enumerate(x, 1):
         b.label(d, f"d_u_{i}")
-    d_scores = [b.mask(b.score(x[i], z[j]), "exclusive") for i in range(r) for j in range(m)]
-    d_sigma = [b.sum(b.mul(y[j], u[i]), "V") for j in range(m) for i in range(r)]
-    return (*d_scores, *d_sigma, *y, *x)
+    d_sigma = [b.sum(b.mul(y[j], u[i]), solve.axes[-1]) for j in range(m) for i in range(r)]
+    if w is None:
+        d_scores = [b.mask(b.score(x[i], z[j]), "exclusive") for i in range(r) for j in range(m)]
+        return (*d_scores, *d_sigma, *y, *x)
+    d_scores = [b.decayed_score(x[i], z[j], w, "decayed") for i in range(r) for j in range(m)]
+    d_w = [b.pair_gate(scores[i][j], x[i], z[j], w, "decayed") for i in range(r) for j in range(m)]
+    return (*d_scores, *d_sigma, *y, *x, reduce(b.add, d_w))
 
 
 def _pick(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
@@ -193,6 +203,8 @@ RULES: Mapping[str, Rule] = {
     "from_start": _from_start,
     "to_end": _to_end,
     "scale_state": _scale_state,
+    "signs": _signs,
+    "sign_total": _signs,
     "decayed_score": _decayed_score,
     "decay_apply": _decay_apply,
     "solve": _solve,
@@ -235,8 +247,11 @@ def derivative(b: PlanBuilder, node: int) -> int | None:
             return b.mul(b.number(-0.5), b.mul(node, b.mul(node, node)))
         case "abs":
             return b.unary("sign", x)
-        case "sign" | "heaviside":
+        case "sign" | "heaviside" | "side":
             return None
+        case "log_size":
+            size = b.binary("maximum", b.unary("abs", x), b.number(FLOOR))
+            return b.mul(b.unary("side", x), b.unary("reciprocal", size))
         case "reciprocal":
             return b.negate(b.mul(node, node))
         case "pow":

@@ -11,12 +11,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from linalg_dsl.algebra.expr import (
-    ONE,
     SCALAR,
     ZERO,
     Call,
@@ -28,11 +27,6 @@ from linalg_dsl.algebra.expr import (
     Quotient,
     Sum,
     Symbol,
-    add,
-    diag,
-    hadamard,
-    mul,
-    transpose,
 )
 from linalg_dsl.algebra.factors import Factors
 from linalg_dsl.algebra.normalise import Normaliser
@@ -42,10 +36,12 @@ from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import Equation, RecurrenceSpec, State
 from linalg_dsl.planner.constants import Constants, find_constants
 from linalg_dsl.planner.decay import FoundDecay, take_decay
-from linalg_dsl.planner.form import CanonicalRecurrence, Read, Recurrence, Rewrite
-from linalg_dsl.planner.linear_map import LinearMap, RankOne, linear_map
-from linalg_dsl.planner.low_rank import LowRank, merge_columns, read_decayed
+from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence, Rewrite
+from linalg_dsl.planner.linear_map import RankOne, linear_map
+from linalg_dsl.planner.low_rank import LowRank, after_value_decay, merge_columns, read_decayed
+from linalg_dsl.planner.ops import OTHER
 from linalg_dsl.planner.reads import Output, read_output
+from linalg_dsl.planner.record import Record
 
 MOST_ERASES = 4
 MOST_WRITES = 8
@@ -59,25 +55,25 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
     state = _one_state(spec)
     constants = find_constants(spec, consts or {})
     normaliser = Normaliser(constants.sizes)
-    rewrites: list[Rewrite] = []
     update, outputs = spec.updates[0], spec.outputs
     value = constants.substitute(update.value)
     with _placed(update):
-        found = linear_map(value, state.name, normaliser)
-    _record_distribution(rewrites, update, value, found, state)
-    decay = take_decay(found.diagonals, spec, normaliser)
-    _record_decay(rewrites, decay, state)
-    erases: Sequence[RankOne] = found.erases
-    decayed = read_decayed(erases, decay.factors) if erases and _is_set(decay.factors) else None
+        found = linear_map(value, state, normaliser)
+        record = Record(state, found.axis)
+        record.distribution(update, value, found)
+        decay = take_decay(found.diagonals, spec, normaliser)
+        record.decay(decay)
+        erases: Sequence[RankOne] = after_value_decay(found.erases, decay.other)
+    decayed = read_decayed(erases, decay.factors) if erases and _decays(decay) else None
     if decayed is not None:
-        _record_decayed(rewrites, erases, decayed, decay, state)
+        record.decayed_erase(erases, decayed)
         erases = decayed
     columns = merge_columns(erases, found.writes)
     _check_size(columns, update, state)
-    _record_merge(rewrites, erases, found.writes, columns)
+    record.merge(erases, found.writes, columns)
     with _placed(outputs[0]):
-        output, kept = _read_with_runtime_consts(spec, outputs[0], decay, normaliser, constants)
-    _record_reads(rewrites, outputs[0], output, state)
+        output, kept = _read_with_runtime_consts(spec, outputs[0], decay, found.axis, normaliser, constants)
+    record.reads(outputs[0], output)
     used = _used_consts(spec, constants) - kept
     made = Recurrence(
         state=state.name,
@@ -86,6 +82,8 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
         written=columns.written,
         erase=columns.erase,
         erase_read="decayed" if decayed is not None else "exclusive",
+        axis=found.axis,
+        value_decay=decay.value_decay,
         sigma=columns.sigma,
         reads=output.reads,
         token_terms=output.token_terms,
@@ -96,7 +94,7 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
     canonical = CanonicalRecurrence(
         spec,
         (made,),
-        (*sorted(known, key=lambda r: r.before), *rewrites),
+        (*sorted(known, key=lambda r: r.before), *record.rewrites),
         tuple(sorted((name, float(constants.values[name])) for name in used)),
     )
     verify_canonical(canonical)
@@ -104,9 +102,20 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
 
 
 def classify(rec: Recurrence) -> str:
-    """``linear``, ``scalar gate`` or ``diagonal gate``, and ``+ rank r`` where something is erased."""
-    gate = {"none": "linear", "scalar": "scalar gate", "channel": "diagonal gate"}[rec.decay.kind]
-    return f"{gate} + rank {rec.r}" if rec.r else gate
+    """``linear``, ``scalar gate``, ``diagonal gate`` or ``separable gate``, ``signed`` where it may be
+    negative, ``+ rank r`` where something is erased, ``on the value side`` where that is along V.
+
+    Where nothing of the past is kept but what is erased, ``pure rank r``.
+    """
+    side = " on the value side" if rec.axis == "V" else ""
+    if rec.keeps_nothing:
+        return f"pure rank {rec.r}{side}" if rec.r else "no memory"
+    kind = rec.decay.kind if rec.value_decay.kind == "none" else "separable"
+    signed = "signed " if rec.decay.signed or rec.value_decay.signed else ""
+    gate = signed + {"none": "linear", "scalar": "scalar gate", "channel": "diagonal gate"}.get(
+        kind, f"{kind} gate"
+    )
+    return (f"{gate} + rank {rec.r}" if rec.r else gate) + side
 
 
 def verify_canonical(canonical: CanonicalRecurrence) -> None:
@@ -117,18 +126,25 @@ def verify_canonical(canonical: CanonicalRecurrence) -> None:
             raise InternalError(f"{where}m = {rec.m} and r = {rec.r} are out of bounds")
         if len(rec.written) != rec.m or len(rec.sigma) != rec.m or any(len(s) != rec.r for s in rec.sigma):
             raise InternalError(f"{where}W and Σ do not fit m = {rec.m} and r = {rec.r}")
-        _need(rec.decay.log, ("K", 1) if rec.decay.kind == "channel" else SCALAR, where + "log decay")
-        if rec.decay.kind == "none" and rec.decay.log != ZERO:
-            raise InternalError(f"{where}a log decay without a decay")
-        for x in (*rec.left, *rec.erase, *(r.query for r in rec.reads)):
-            _need(x, ("K", 1), where + "left, erase or query")
+        own, other = (rec.axis, 1), (OTHER[rec.axis], 1)
+        for decay, shape in ((rec.decay, own), (rec.value_decay, other)):
+            _need(decay.log, shape if decay.kind == "channel" else SCALAR, where + "log decay")
+            if decay.kind == "none" and decay.log != ZERO:
+                raise InternalError(f"{where}a log decay without a decay")
+            for x in decay.signed:
+                if not x.is_scalar:
+                    _need(x, shape, where + "signed gate")
+        for x in (*rec.left, *rec.erase):
+            _need(x, own, where + "left or erase")
+        for read in rec.reads:
+            _need(read.query, (OTHER[rec.output_axis], 1), where + "query")
         for x in rec.written:
             if x != ZERO:
-                _need(x, ("V", 1), where + "written")
+                _need(x, other, where + "written")
         for x in (*(s for row in rec.sigma for s in row), *(r.scale for r in rec.reads)):
             _need(x, (1, 1), where + "Σ or scale")
         for x in (*rec.token_terms, *(r.gate for r in rec.reads if r.gate is not None)):
-            _need(x, ("V", 1), where + "token term or gate")
+            _need(x, (rec.output_axis, 1), where + "token term or gate")
         fixed = {c.name for c in canonical.spec.consts} | {"K", "V"}
         for read in rec.reads:
             if any(s.name not in fixed for s in symbols(read.scale)):
@@ -140,11 +156,10 @@ def verify_canonical(canonical: CanonicalRecurrence) -> None:
 
 def rec_expressions(rec: Recurrence) -> tuple[Expr, ...]:
     """Every expression of a recurrence."""
-    return (
-        rec.decay.log, *rec.left, *rec.written, *rec.erase, *(s for row in rec.sigma for s in row),
-        *(x for r in rec.reads for x in (r.query, r.scale, *((r.gate,) if r.gate is not None else ()))),
-        *rec.token_terms,
-    )  # fmt: skip
+    decays = (x for d in (rec.decay, rec.value_decay) for x in (d.log, *d.signed))
+    reads = (x for r in rec.reads for x in (r.query, r.scale, *((r.gate,) if r.gate is not None else ())))
+    sigma = (x for row in rec.sigma for x in row)
+    return (*decays, *rec.left, *rec.written, *rec.erase, *sigma, *reads, *rec.token_terms)
 
 
 def _need(expr: Expr, shape: tuple[str | int, str | int], what: str) -> None:
@@ -169,12 +184,12 @@ def _one_state(spec: RecurrenceSpec) -> State:
             spec.states[1].span if len(spec.states) > 1 else None,
         )  # fmt: skip
     state = spec.states[0]
-    if state.dims != ("K", "V"):
+    if state.dims not in (("K", "V"), ("V", "K")):
         raise DslError.single(
             "E958",
-            f"the state {state.name} is [{', '.join(map(str, state.dims))}]; only [K, V] is supported yet",
+            f"the state {state.name} is [{', '.join(map(str, state.dims))}]; only [K, V] and [V, K] are "
+            "supported yet",
             state.span or spec.updates[0].span,
-            "write the recurrence for the transposed state" if state.dims == ("V", "K") else None,
         )
     if len(spec.outputs) != 1:
         raise DslError.single("E958", f"{spec.name} has several outputs; only one is supported yet")
@@ -203,6 +218,7 @@ def _read_with_runtime_consts(
     spec: RecurrenceSpec,
     equation: Equation,
     decay: FoundDecay,
+    axis: str,
     normaliser: Normaliser,
     constants: Constants,
 ) -> tuple[Output, set[str]]:
@@ -214,14 +230,15 @@ def _read_with_runtime_consts(
     def is_fixed(symbol: Symbol) -> bool:
         return symbol.time is None and symbol.name in names
 
+    by_axis: dict[str, Factors] = {}
+    if _decays(decay) or decay.other:
+        scalars = Factors(decay.factors.coefficient, decay.factors.scalars)
+        by_axis[axis] = decay.factors
+        by_axis[OTHER[axis]] = scalars * Factors(vectors=decay.other)
     while True:
         value = constants.substitute(equation.value, keep)
         output = read_output(
-            Equation(equation.target, value, equation.span),
-            spec.states[0].name,
-            decay.factors,
-            normaliser,
-            is_fixed,
+            Equation(equation.target, value, equation.span), spec.states[0], by_axis, normaliser, is_fixed
         )
         inside = {s.name for e in output.inner for s in symbols(e)} & keep
         if not inside:
@@ -251,101 +268,11 @@ def _check_size(columns: LowRank, update: Equation, state: State) -> None:
         )
 
 
-# -- the record of what was done --------------------------------------------------------------------
-def _is_set(factors: Factors) -> bool:
-    return factors.coefficient != 1 or bool(factors.scalars or factors.vectors)
-
-
-def _past(state: State) -> Expr:
-    return Symbol(state.name, ("K", "V"), -1)
-
-
-def _rank_one(term: RankOne, *right: Expr) -> Expr:
-    return mul((term.scale.scalar, term.column.vector, transpose(term.row.vector), *right))
-
-
-def _diagonal(factors: Factors, state: State) -> Expr:
-    column = factors.vectors
-    gate = () if not column else (diag(hadamard(column) if len(column) > 1 else column[0]),)
-    return mul((factors.scalar, *gate, _past(state)))
-
-
-def _record_distribution(
-    rewrites: list[Rewrite], update: Equation, value: Expr, found: LinearMap, state: State
-) -> None:
-    terms = [_diagonal(d.factors, state) for d in found.diagonals]
-    terms += [_rank_one(e, _past(state)) for e in found.erases]
-    terms += [_rank_one(w) for w in found.writes]
-    after = add(terms)
-    if after != value:
-        reason = "products are spread over the sums that hold the state, products over rows are written out"
-        rewrites.append(Rewrite("distribute", show_expr(value), show_expr(after), reason))
-
-
-def _record_decay(rewrites: list[Rewrite], decay: FoundDecay, state: State) -> None:
-    if decay.decay.kind == "none":
-        return
-    log = f"log λ_t = {show_expr(decay.decay.log)}"
-    reason = (
-        "one number per token" if decay.decay.kind == "scalar" else "one number per token and key channel"
-    )
-    rewrites.append(Rewrite("take the decay", show_expr(_diagonal(decay.factors, state)), log, reason))
-
-
-def _record_decayed(
-    rewrites: list[Rewrite],
-    before: Sequence[RankOne],
-    after: Sequence[RankOne],
-    decay: FoundDecay,
-    state: State,
-) -> None:
-    was = _sum(show_expr(_rank_one(e, _past(state))) for e in before)
-    now = _sum(f"{show_expr(_rank_one(e))} (D_t ∘ {state.name}_{{t-1}})" for e in after)
-    rewrites.append(
-        Rewrite(
-            "read the decayed state", was, now, "every erase carries the decay, B = λ ∘ b: no shift is needed"
-        )
-    )
-
-
-def _record_merge(
-    rewrites: list[Rewrite], erases: Sequence[RankOne], writes: Sequence[RankOne], columns: LowRank
-) -> None:
-    terms = len(erases) + len(writes)
-    if terms > len(columns.left):
-        before = ", ".join(show_expr(t.column.vector) for t in (*writes, *erases))
-        after = ", ".join(show_expr(x) for x in columns.left)
-        reason = "terms along one vector, up to a scalar per token, are one write"
-        rewrites.append(Rewrite("merge left vectors", before, after, reason))
-    if columns.combined > 0:
-        before = ", ".join(show_expr(e.row.vector) for e in erases)
-        after = ", ".join(show_expr(x) for x in columns.erase)
-        rewrites.append(Rewrite("combine erase vectors", before, after, "they share their left vector"))
-
-
-def _record_reads(rewrites: list[Rewrite], equation: Equation, output: Output, state: State) -> None:
-    before = show_expr(equation.value)
-    after = [_show_read(r, state) for r in output.reads] + [show_expr(t) for t in output.token_terms]
-    if _sum(after) != before and (output.split > 1 or any(r.kind == "decayed" for r in output.reads)):
-        reason = "reads of the state, and what the token adds by itself"
-        rewrites.append(Rewrite("split the output", before, _sum(after), reason))
-
-
-def _sum(terms: Iterable[str]) -> str:
-    return " + ".join(terms).replace("+ -", "- ")
-
-
-def _show_read(read: Read, state: State) -> str:
-    source = {
-        "inclusive": f"{state.name}_tᵀ",
-        "exclusive": f"{state.name}_{{t-1}}ᵀ",
-        "decayed": f"(D_t ∘ {state.name}_{{t-1}})ᵀ",
-    }[read.kind]
-    query = show_expr(read.query)
-    query = f"({query})" if isinstance(read.query, (Sum, Hadamard)) else query
-    scale = "" if read.scale == ONE else f"{show_expr(read.scale)} "
-    gate = "" if read.gate is None else f"{show_expr(read.gate)} ∘ "
-    return f"{gate}{scale}{source} {query}"
+def _decays(decay: FoundDecay) -> bool:
+    """Whether there is a decay of the axis that is erased, and not of everything."""
+    factors = decay.factors
+    is_set = factors.coefficient != 1 or bool(factors.scalars or factors.vectors)
+    return is_set and not decay.keeps_nothing
 
 
 def _show_number(constants: Constants, name: str) -> str:

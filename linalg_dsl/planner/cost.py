@@ -113,7 +113,7 @@ def decode_flops(forward: ChunkPlan, key: int, value: int) -> float:
             case "scale_state":
                 total += key * value
             case "solve":
-                total += 2 * _used_sigma(forward, node) * value
+                total += 2 * _used_sigma(forward, node) * {"K": key, "V": value}[node.axes[1]]
     return total
 
 
@@ -143,19 +143,21 @@ def _node_flops(plan: ChunkPlan, i: int, node: Node, sizes: Mapping[str, float])
             return Flops(products=2 * chunk * sizes[node.axes[1]])
         case "read" | "write":
             return Flops(products=2 * key * value)
-        case "decayed_score" | "decay_apply":
-            return Flops(products=2 * chunk * key)
+        case "decayed_score":
+            return Flops(products=2 * chunk * sizes[plan.nodes[node.args[0]].axes[1]])
+        case "decay_apply":
+            return Flops(products=2 * chunk * sizes[node.axes[1]])
         case "solve" | "solve_t":
             return _solve_flops(plan, i, node, sizes)
         case "scale_state":
             return Flops(elementwise=key * value / chunk)
         case "boundary_gate":
             return Flops(elementwise=2 * key * value / chunk)
-        case "pairs_decay" | "span_sum" | "from_start" | "to_end" | "gate_sum":
+        case "pairs_decay" | "span_sum" | "from_start" | "to_end" | "gate_sum" | "signs":
             return Flops(elementwise=2 * _size(node.axes, sizes))
         case "pair_gate":
             # x o dx and y o dy are at hand with the score's other two derivatives
-            return Flops(elementwise=4 * key)
+            return Flops(elementwise=4 * sizes[node.axes[1]])
         case "sum" | "amax":
             return Flops(elementwise=_size(plan.nodes[node.args[0]].axes, sizes))
         case "tokens" | "expand" | "mask" | "pick":
@@ -171,7 +173,7 @@ def _solve_flops(plan: ChunkPlan, i: int, node: Node, sizes: Mapping[str, float]
 
     The reversed solve uses the same T. U beside Z costs one more product with G, but only by T.
     """
-    chunk, value = sizes["s"], sizes["V"]
+    chunk, value = sizes["s"], sizes[node.axes[1]]
     m, r = int(str(node.attr("m"))), int(str(node.attr("r")))
     picked = {int(str(n.attr("index"))) for n in plan.nodes if n.op == "pick" and n.args == (i,)}
     sigma = 2.0 * _used_sigma(plan, node) * value

@@ -1,16 +1,17 @@
-"""The decay of an update: its diagonal part, brought to log space."""
+"""The decay of an update: its diagonal part, brought to log space, one factor per axis."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
-from linalg_dsl.algebra.expr import ZERO, Expr, Number
+from linalg_dsl.algebra.expr import RESET, ZERO, Call, Expr, Number
 from linalg_dsl.algebra.factors import Factors, total
 from linalg_dsl.algebra.normalise import Normaliser
 from linalg_dsl.algebra.to_sympy import log_form
+from linalg_dsl.algebra.traverse import commutative_key
 from linalg_dsl.errors import DslError
-from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import Decay, DecayKind
 from linalg_dsl.planner.linear_map import DiagonalTerm
@@ -20,62 +21,81 @@ from linalg_dsl.source import Span
 
 @dataclass(frozen=True, slots=True)
 class FoundDecay:
-    """The log decay, and the linear-space factors that an erase of the decayed state carries."""
+    """The log decays, and the linear-space factors that an erase of the decayed state carries.
+
+    ``factors`` are those of the axis that is erased, with all scalars, ``other`` those of the other axis.
+    Both of nothing where nothing of the past is kept.
+    """
 
     decay: Decay
+    value_decay: Decay
     factors: Factors
+    other: tuple[Expr, ...]
     span: Span | None = None
+
+    @property
+    def keeps_nothing(self) -> bool:
+        return self.factors.coefficient == 0
 
 
 def take_decay(terms: Sequence[DiagonalTerm], spec: RecurrenceSpec, normaliser: Normaliser) -> FoundDecay:
-    """The product of all gates on S_{t-1}; raises DslError if it is zero or may not be positive."""
-    factors, span = _gather(terms, spec, normaliser)
-    log = total(log_form(f, lambda e: is_positive(e, spec)) for f in _parts(factors, spec, span))
-    kind: DecayKind = "channel" if not log.is_scalar else "none" if log == ZERO else "scalar"
-    return FoundDecay(Decay(kind, log), factors, span)
+    """The product of all gates on S_{t-1}; raises DslError if it is no product of one factor per axis."""
+    factors, other, span = _gather(terms, normaliser)
+    if factors.coefficient == 0:
+        nothing = Decay("scalar", Number(Fraction(str(RESET))))
+        return FoundDecay(nothing, Decay(), Factors(Fraction(0)), (), span)
+    decay, value_decay = _decay(factors, spec), _decay(Factors(vectors=other), spec)
+    return FoundDecay(decay, value_decay, factors, other, span)
 
 
 def _gather(
-    terms: Sequence[DiagonalTerm], spec: RecurrenceSpec, normaliser: Normaliser
-) -> tuple[Factors, Span | None]:
+    terms: Sequence[DiagonalTerm], normaliser: Normaliser
+) -> tuple[Factors, tuple[Expr, ...], Span | None]:
     span = next((t.span for t in terms if t.span), None)
+    if not terms:
+        return Factors(Fraction(0)), (), span
     if len(terms) == 1:
-        factors = terms[0].factors
-    else:
-        factors = normaliser.factors(total(t.factors.expr for t in terms))
-    if factors.coefficient == 0 or not terms:
-        raise DslError.single(
-            "E954",
-            f"{spec.states[0].name} keeps nothing of its past but a low-rank part; that is not supported yet",
-            span or spec.updates[0].value.span or spec.updates[0].span,
-            f"add what is kept, as in `exp(g_t) {spec.states[0].name}_{{t-1}}`",
-        )
-    return factors, span
-
-
-def _parts(factors: Factors, spec: RecurrenceSpec, span: Span | None) -> list[Expr]:
-    """Positive factors whose product is the gate."""
-    parts = [*factors.scalars, *factors.vectors]
-    if factors.coefficient != 1:
-        parts.insert(0, Number(factors.coefficient))
-    if all(is_positive(p, spec) for p in parts):
-        return parts
-    if is_positive(factors.expr, spec):
-        return [factors.expr]
-    worst = next(p for p in parts if not is_positive(p, spec))
-    found = bounds(worst, spec)
-    where = _show_interval(found.low, found.high, found.low_open, found.high_open)
-    factor = "it" if worst == factors.expr else f"its factor {show_expr(worst)}"
+        return terms[0].factors, terms[0].other, span
+    if len({_keys(t.other) for t in terms}) == 1:
+        return normaliser.factors(total(t.factors.expr for t in terms)), terms[0].other, span
+    if len({_keys(t.factors.vectors) for t in terms}) == 1:
+        along = [Factors(t.factors.coefficient, t.factors.scalars, t.other).expr for t in terms]
+        found = normaliser.factors(total(along))
+        own = Factors(found.coefficient, found.scalars, terms[0].factors.vectors)
+        return own, found.vectors, span
     raise DslError.single(
-        "E956",
-        f"the gate {show_expr(factors.expr)} cannot be proved positive: {factor} lies in {where}; signed "
-        "gates are not supported yet",
-        worst.span or span,
-        "declare the range of what it is made of, as in `in (0, 1)`, or write it as exp of a log gate",
+        "E951",
+        "the gates on the two axes are added, so that every element has a gate of its own, which is no "
+        "product of one gate per axis: such a gate has no chunk form and is not supported yet",
+        span,
     )
 
 
-def _show_interval(low: float | None, high: float | None, low_open: bool, high_open: bool) -> str:
-    left = f"{'(' if low_open else '['}{'-inf' if low is None else f'{low:g}'}"
-    right = f"{'inf' if high is None else f'{high:g}'}{')' if high_open else ']'}"
-    return f"{left}, {right}"
+def _keys(vectors: Iterable[Expr]) -> tuple[str, ...]:
+    return tuple(sorted(commutative_key(v) for v in vectors))
+
+
+def _decay(factors: Factors, spec: RecurrenceSpec) -> Decay:
+    """The logarithm of the size of a product, and the factors that may be negative."""
+    parts: list[Expr] = [*factors.scalars, *factors.vectors]
+    if factors.coefficient != 1:
+        parts.insert(0, Number(factors.coefficient))
+    if not all(is_positive(p, spec) for p in parts) and is_positive(factors.expr, spec):
+        parts = [factors.expr]
+    log = total(_log_size(p, spec) for p in parts)
+    signed = tuple(p for p in parts if _may_be_negative(p, spec))
+    kind: DecayKind = "channel" if not log.is_scalar else "none" if log == ZERO else "scalar"
+    return Decay(kind, log, signed)
+
+
+def _log_size(part: Expr, spec: RecurrenceSpec) -> Expr:
+    if isinstance(part, Number):
+        return log_form(Number(abs(part.value)))
+    if is_positive(part, spec):
+        return log_form(part, lambda e: is_positive(e, spec))
+    return Call("log_size", (part,))
+
+
+def _may_be_negative(part: Expr, spec: RecurrenceSpec) -> bool:
+    low = bounds(part, spec).low
+    return low is None or low < 0

@@ -179,7 +179,7 @@ class TokenExpressions:
         b = self.builder
         x = self(args[0])
         match function:
-            case _ if function in ELEMENTWISE_FUNCTIONS:
+            case _ if function in (*ELEMENTWISE_FUNCTIONS, "log_size"):
                 return b.unary(function, x)
             case "min":
                 return b.binary("minimum", x, self(args[1]))

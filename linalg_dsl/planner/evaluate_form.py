@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from linalg_dsl.algebra.expr import RESET, ZERO, Expr, Symbol
-from linalg_dsl.planner.form import CanonicalRecurrence, Read, Recurrence
+from linalg_dsl.planner.form import CanonicalRecurrence, Decay, Read, Recurrence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,11 +19,11 @@ def run_form(
     consts: Mapping[str, float] | None = None,
     operand: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> tuple[Tensor, Tensor]:
-    """Steps form (1) through time: outputs [B, T, H, V] and the last state [B, H, K, V].
+    """Steps form (1) through time: outputs [B, T, H, V] or [.., K], and the last state [B, H, *dims].
 
     ``tensors`` holds every input [B, T, H, *dims] and param [H, *dims], all with the same heads and
-    dtype; ``initial_state`` is [B, H, K, V], by default the declared start. ``consts`` are the run-time
-    values of consts that were not made numbers; those not given are computed from their declaration.
+    dtype; ``initial_state`` has the state's axes as declared, by default the declared start. ``consts`` are
+    the run-time values of consts that were not made numbers; others are computed from their declaration.
     ``operand`` is applied to both factors of every product with or into the state: with a rounding it
     shows what short operands cost the recurrence itself, in whatever form it is run.
     """
@@ -43,23 +43,28 @@ def run_form(
     numbers = {n: first.new_tensor(x) for n, x in _run_time_numbers(canonical, sizes, consts or {}).items()}
     if initial_state is None:
         start = float(spec.states[0].start)
-        state = torch.full((batch, heads, sizes["K"], sizes["V"]), start).to(first)
+        state = torch.full((batch, heads, *(sizes[str(d)] for d in spec.states[0].dims)), start).to(first)
     else:
         state = initial_state
+    turned = spec.states[0].dims[0] != rec.axis
+    state = state.mT if turned else state
     outputs = []
     for t in range(length):
         now = {**numbers, **params, **{n: x[:, t] for n, x in timed.items()}}
         after, output = _step(rec, state, now, operand)
-        outputs.append(output.expand(batch, heads, sizes["V"]))
+        outputs.append(output.expand(batch, heads, sizes[rec.output_axis]))
         state = after
+    state = state.mT if turned else state
     if not outputs:
-        return first.new_zeros(batch, 0, heads, sizes["V"]), state
+        return first.new_zeros(batch, 0, heads, sizes[rec.output_axis]), state
     return torch.stack(outputs, dim=1), state
 
 
 def _step(
     rec: Recurrence, state: Tensor, now: Mapping[str, Tensor], operand: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
+    """The next state and the output, of a state with the axis of the recurrence first."""
+    from linalg_dsl.planner.evaluate_ops import side
     from linalg_dsl.planner.evaluate_tokens import evaluate
 
     def value(expr: Expr) -> Tensor:
@@ -68,11 +73,18 @@ def _step(
     def column(expr: Expr) -> Tensor:
         return value(expr).unsqueeze(-1)
 
-    decayed = state
-    if rec.decay.kind != "none":
-        log = value(rec.decay.log)
-        decayed = (log[..., None, None] if rec.decay.kind == "scalar" else log[..., None]).exp() * state
-    erased = decayed if rec.erase_read == "decayed" else state
+    def gate(decay: Decay) -> Tensor:
+        """[..., D, 1] or [..., 1, 1]."""
+        found = value(decay.log).exp()
+        found = found if decay.kind == "channel" else found.unsqueeze(-1)
+        for x in decay.signed:
+            sign = side(value(x))
+            found = found * (sign.unsqueeze(-1) if x.is_scalar else sign)
+        return found.unsqueeze(-1)
+
+    others = gate(rec.value_decay).mT * state
+    decayed = gate(rec.decay) * others
+    erased = decayed if rec.erase_read == "decayed" else others
     past = [(operand(erased) * operand(column(b))).sum(-2) for b in rec.erase]
     after = decayed
     for left, written, row in zip(rec.left, rec.written, rec.sigma, strict=True):
@@ -81,15 +93,21 @@ def _step(
         for part in z:
             after = after + operand(column(left)) * operand(part.unsqueeze(-2))
     sources = {"inclusive": after, "exclusive": state, "decayed": decayed}
-    terms = [_read(r, sources[r.kind], value, operand) for r in rec.reads]
+    terms = [_read(r, sources[r.kind], r.axis == rec.axis, value, operand) for r in rec.reads]
     terms += [value(x) for x in rec.token_terms]
     return after, sum(terms[1:], terms[0])
 
 
 def _read(
-    read: Read, source: Tensor, value: Callable[[Expr], Tensor], operand: Callable[[Tensor], Tensor]
+    read: Read,
+    source: Tensor,
+    along: bool,
+    value: Callable[[Expr], Tensor],
+    operand: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    out = value(read.scale) * (operand(source) * operand(value(read.query).unsqueeze(-1))).sum(-2)
+    """``along``: the query has the state's first axis."""
+    query = operand(value(read.query).unsqueeze(-1 if along else -2))
+    out = value(read.scale) * (operand(source) * query).sum(-2 if along else -1)
     return out if read.gate is None else value(read.gate) * out
 
 
@@ -112,7 +130,8 @@ def _sizes(
         for dim, size in zip(reversed(declared.dims), reversed(shape), strict=False):
             sizes.setdefault(str(dim), size)
     if initial_state is not None:
-        sizes["K"], sizes["V"] = initial_state.shape[-2:]
+        for dim, size in zip(canonical.spec.states[0].dims, initial_state.shape[-2:], strict=True):
+            sizes[str(dim)] = size
     return sizes
 
 

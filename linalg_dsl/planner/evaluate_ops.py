@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linalg_dsl.errors import InternalError
-from linalg_dsl.planner.ops import Axes
+from linalg_dsl.planner.ops import FLOOR, Axes
 from linalg_dsl.planner.plan import Node
 
 UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -33,8 +33,15 @@ UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sign": torch.sign,
     "reciprocal": torch.reciprocal,
     "heaviside": lambda x: torch.heaviside(x, torch.full_like(x, 0.5)),
+    "side": lambda x: side(x),
+    "log_size": lambda x: x.abs().clamp_min(FLOOR).log(),
 }
 """``pow`` is not here: it has its exponent as an attribute."""
+
+
+def side(x: Tensor) -> Tensor:
+    """-1 below 0, else 1."""
+    return 1 - 2 * (x < 0).to(x.dtype)
 
 
 def align(x: Tensor, have: Axes, want: Axes) -> Tensor:
@@ -90,10 +97,11 @@ def solve(
     sigma: Sequence[Sequence[Tensor]],
     written: Sequence[Tensor],
     right: Sequence[Tensor],
+    decay: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Z [t, V] of each of m rows and U of each of r, token after token; scores[i][j], sigma[j][i].
+    """Z [t, D] of each of m rows and U of each of r, token after token; scores[i][j], sigma[j][i].
 
-    All operands have one batch shape.
+    All operands have one batch shape. ``decay`` [t, s, D] multiplies the scores of every column of rows.
     """
     rows, cols = range(len(written)), range(len(right))
     tokens = written[0].shape[-2] if written else 0
@@ -104,6 +112,8 @@ def solve(
             value = right[i][..., t, :]
             for j in rows if t else ():
                 past = torch.stack(z[j], dim=-2)
+                if decay is not None:
+                    past = decay[..., t, :t, :] * past
                 value = value + (scores[i][j][..., t : t + 1, :t] @ past).squeeze(-2)
             u[i].append(value)
         for j in rows:
@@ -119,8 +129,9 @@ def solve_reversed(
     sigma: Sequence[Sequence[Tensor]],
     d_written: Sequence[Tensor],
     d_right: Sequence[Tensor],
+    decay: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Y [s, V] of each of m rows and X of each of r: the same solve run from the last token.
+    """Y [s, D] of each of m rows and X of each of r: the same solve run from the last token.
 
     Y_j = dZ_j + sum_i G_ij^T X_i is the U-equation of a solve whose scores are the transposed ones,
     X_i = dU_i + sum_j sigma_ji Y_j its Z-equation.
@@ -135,6 +146,7 @@ def solve_reversed(
         [[back(sigma[j][i], -1) for j in rows] for i in cols],
         [back(d) for d in d_right],
         [back(d) for d in d_written],
+        None if decay is None else decay.transpose(-3, -2).flip(-3, -2),
     )
     return [back(v) for v in y], [back(v) for v in x]
 
@@ -177,7 +189,17 @@ def apply_op(node: Node, args: Sequence[Tensor], axes: Sequence[Axes], sizes: Ma
         case "scale_state":
             return _whole_chunk(args[1], axes[1]) * args[0]
         case "boundary_gate":
-            return _whole_chunk(args[2], axes[2]).squeeze(-1) * (args[0] * args[1]).sum(-1)
+            product = _whole_chunk(args[2], axes[2]) * args[0] * args[1]
+            return product.sum(-2 if "V" in axes[2] else -1)
+        case "signs":
+            token = axes[0].index("t") - len(axes[0])
+            x = side(args[0])
+            if attrs["exclusive"]:
+                earlier = x.narrow(token, 0, x.shape[token] - 1)
+                x = torch.cat([torch.ones_like(x.narrow(token, 0, 1)), earlier], token)
+            return x.cumprod(token)
+        case "sign_total":
+            return side(args[0]).prod(axes[0].index("t") - len(axes[0]))
         case "decayed_score":
             return _pair_products(None, args[0], args[1], args[2], read).sum(-1)
         case "decay_apply":
@@ -211,7 +233,7 @@ def apply_solve(
     m, r = int(str(node.attr("m"))), int(str(node.attr("r")))
     cut = 2 * m * r
     wants: list[Axes] = [
-        ("t", "s") if i < m * r else ("t",) if i < cut else ("t", "V") for i in range(len(args))
+        ("t", "s") if i < m * r else ("t",) if i < cut else node.axes for i in range(len(args))
     ]
     token = [expand(x, have, want, sizes) for x, have, want in zip(args, axes, wants, strict=True)]
     batch = _common_batch(token, wants)
@@ -219,7 +241,8 @@ def apply_solve(
     scores = [token[i * m : (i + 1) * m] for i in range(r)]
     sigma = [token[m * r + j * r : m * r + (j + 1) * r] for j in range(m)]
     run = solve if node.op == "solve" else solve_reversed
-    first, second = run(scores, sigma, token[cut : cut + m], token[cut + m :])
+    decay = pair_decay(token[-1], "decayed") if dict(node.attrs).get("decayed") else None
+    first, second = run(scores, sigma, token[cut : cut + m], token[cut + m : cut + m + r], decay)
     return (*first, *second)
 
 
@@ -245,12 +268,12 @@ def _common_batch(values: Sequence[Tensor], axes: Sequence[Axes]) -> tuple[int, 
 
 
 def _whole_chunk(w: Tensor, axes: Axes) -> Tensor:
-    """The decay of the whole chunk, [.., K, 1] or [.., 1, 1]."""
-    total = w.sum(-2) if "K" in axes else w.sum(-1, keepdim=True)
-    return total.exp()[..., None]
+    """The decay of the whole chunk, [.., K, 1], [.., 1, V] or [.., 1, 1]."""
+    total = w.sum(-2) if len(axes) > 1 else w.sum(-1, keepdim=True)
+    return total.exp()[..., None, :] if "V" in axes else total.exp()[..., None]
 
 
 def _pair_products(a: Tensor | None, x: Tensor, y: Tensor, w: Tensor, read: object) -> Tensor:
-    """[.., t, s, K]: A_ts x_t y_s Lambda."""
+    """[.., t, s, D]: A_ts x_t y_s Lambda."""
     product = pair_decay(w, read) * x.unsqueeze(-2) * y.unsqueeze(-3)
     return product if a is None else product * a[..., None]

@@ -19,6 +19,7 @@ from linalg_dsl.algebra.expr import (
     Symbol,
 )
 from linalg_dsl.errors import InternalError
+from linalg_dsl.planner.ops import FLOOR
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +72,8 @@ def _call(function: str, args: list[Tensor]) -> Tensor:
     match function:
         case "exp" | "log" | "sigmoid" | "tanh" | "sqrt" | "rsqrt" | "abs" | "sign":
             return getattr(torch, function)(x)  # type: ignore[no-any-return]
+        case "log_size":
+            return torch.log(x.abs().clamp_min(FLOOR))
         case "logsigmoid":
             return F.logsigmoid(x)
         case "softplus":

@@ -8,6 +8,7 @@ from linalg_dsl.algebra.exact import Value, total
 from linalg_dsl.algebra.expr import RESET
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.exact_step import Leaves, rational
+from linalg_dsl.planner.ops import FLOOR, OTHER
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
 Index = Mapping[str, int]
@@ -31,12 +32,12 @@ class PlanEntries:
             self.made[key] = self._entry(node, dict(zip(node.axes, key[1], strict=True)))
         return self.made[key]
 
-    @staticmethod
-    def leaf_name(node: Node, index: Index) -> str:
-        """The indeterminate that stands for an entry of a leaf."""
+    def leaf_name(self, node: Node, index: Index) -> str:
+        """The indeterminate that stands for an entry of a leaf; a state's is named as it is declared."""
         attrs = dict(node.attrs)
         name, row = str(attrs["name"]), attrs.get("row")
-        place = [index[a] for a in node.axes]
+        declared = {s.name: tuple(map(str, s.dims)) for s in self.leaves.spec.states}
+        place = [index[a] for a in (declared[name] if node.op == "carry" else node.axes)]
         if row is not None:
             place.insert(1 if node.op == "input" else 0, int(str(row)))
         if node.op == "carry":
@@ -64,7 +65,7 @@ class PlanEntries:
                 return arg(0) + arg(1)
             case "mul":
                 return arg(0) * arg(1)
-            case "maximum" | "compare" if self._number(args[1]) == RESET:
+            case "maximum" | "compare" if self._number(args[1]) in (RESET, FLOOR):
                 return arg(0) if node.op == "maximum" else Value.number(1)  # indeterminates are finite
             case "maximum" | "minimum" | "compare":
                 return Value.opaque(node.op, arg(0), arg(1))
@@ -96,11 +97,12 @@ class PlanEntries:
             case "pairs_decay":
                 return self._pair(args[0], index, str(attrs["read"]))
             case "decayed_score":
+                d = self.plan.nodes[args[0]].axes[1]
                 return total(
-                    arg(0, K=j)
-                    * arg(1, K=j, t=index["s"])
-                    * self._pair(args[2], {**index, "K": j}, str(attrs["read"]))
-                    for j in self._over("K")
+                    arg(0, **{d: j})
+                    * arg(1, **{d: j}, t=index["s"])
+                    * self._pair(args[2], {**index, d: j}, str(attrs["read"]))
+                    for j in self._over(d)
                 )
             case "from_start":
                 return self._decay(args[0], index, range(index["t"] + (0 if attrs["exclusive"] else 1)))
@@ -117,8 +119,14 @@ class PlanEntries:
                     made.append(arg(0, **pair) * decay * arg(1, t=other))
                 return total(made)
             case "boundary_gate":
-                over_v = total(arg(0, V=j) * arg(1, V=j) for j in self._over("V"))
-                return self._decay(args[2], index, self._over("t")) * over_v
+                (own,) = node.axes
+                other = OTHER[own]
+                product = total(arg(0, **{other: j}) * arg(1, **{other: j}) for j in self._over(other))
+                return self._decay(args[2], index, self._over("t")) * product
+            case "signs":
+                return self._signs(args[0], index, range(index["t"] + (0 if attrs["exclusive"] else 1)))
+            case "sign_total":
+                return self._signs(args[0], index, self._over("t"))
             case "gate_sum":
                 kind, at = str(attrs["kind"]), index["t"]
                 first = {"from_start": at, "from_start_exclusive": at + 1, "to_end": 0}[kind]
@@ -153,6 +161,12 @@ class PlanEntries:
     def _decay(self, w: int, index: Index, steps: range) -> Value:
         return total(self.at(w, {**index, "t": t}) for t in steps).exp()
 
+    def _signs(self, x: int, index: Index, steps: range) -> Value:
+        made = Value.number(1)
+        for t in steps:
+            made = made * self.at(x, {**index, "t": t}).function("side")
+        return made
+
     def _pair(self, w: int, index: Index, read: str) -> Value:
         if not _holds(index, read):
             return _ZERO
@@ -163,7 +177,7 @@ class PlanEntries:
         """Z or U of a solve at one token, from the earlier tokens."""
         node = self.plan.nodes[solve]
         m, r = int(str(node.attr("m"))), int(str(node.attr("r")))
-        key = (-solve - 1, (entry, index["t"], index["V"]))
+        key = (-solve - 1, (entry, *(index[a] for a in node.axes)))
         if key in self.made:
             return self.made[key]
         given = self.at(node.args[2 * m * r + entry], index)
@@ -175,6 +189,7 @@ class PlanEntries:
         else:
             terms = (
                 self.at(node.args[(entry - m) * m + j], {**index, "s": s})
+                * self._of_rows(node, {**index, "s": s})
                 * self._solved(solve, j, {**index, "t": s})
                 for j in range(m)
                 for s in range(index["t"])
@@ -186,13 +201,14 @@ class PlanEntries:
         """Y or X of a reversed solve at one token, from the later tokens."""
         node = self.plan.nodes[solve]
         m, r = int(str(node.attr("m"))), int(str(node.attr("r")))
-        key = (-solve - 1, (entry, index["t"], index["V"]))
+        key = (-solve - 1, (entry, *(index[a] for a in node.axes)))
         if key in self.made:
             return self.made[key]
         given = self.at(node.args[2 * m * r + entry], index)
         if entry < m:
             terms = [
                 self.at(node.args[i * m + entry], {**index, "t": t, "s": index["t"]})
+                * self._of_rows(node, {**index, "t": t, "s": index["t"]})
                 * self._solved_reversed(solve, m + i, {**index, "t": t})
                 for i in range(r)
                 for t in range(index["t"] + 1, self.sizes["t"])
@@ -204,6 +220,11 @@ class PlanEntries:
             ]
         self.made[key] = given + total(terms)
         return self.made[key]
+
+    def _of_rows(self, solve: Node, index: Index) -> Value:
+        """The decay by which a solve multiplies its scores, column by column of its rows."""
+        decayed = dict(solve.attrs).get("decayed")
+        return self._pair(solve.args[-1], index, "decayed") if decayed else Value.number(1)
 
 
 def _holds(index: Index, read: str) -> bool:

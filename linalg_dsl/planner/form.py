@@ -3,15 +3,21 @@
     S_t = D_t o S_{t-1} + sum_j L_j (W_j + sum_i sigma_ji U_i)^T        U_i = S_{t-1}^T B_i
     o_t = sum_l gate_l o (read_l of S at query_l) + sum of per-token terms
 
-All expressions use only declared inputs, params, consts and numbers (bindings are substituted);
+S stands here with the axis that is erased and written along first: ``axis``, K, or V for a transition on the
+value side, whatever the order in which the state is declared. Its other axis is the one of the rows that are
+written. All expressions use only declared inputs, params, consts and numbers (bindings are substituted);
 vectors are columns. Invariants, checked by ``verify``:
 
-1. ``left`` has m >= 1 columns [K], ``written`` m columns [V] (or ``ZERO``), ``erase`` r columns [K],
-   ``sigma`` m x r scalars; r <= m <= 8, r <= 4, r = 0 where nothing is erased;
-2. the decay is ``none``, ``scalar`` (log: a scalar) or ``channel`` (log: a column [K]), and ``log`` is
-   the *log* decay per token, natural log;
-3. with ``erase_read == "decayed"`` U_i reads D_t o S_{t-1}, else ("exclusive") S_{t-1};
-4. nothing here mentions a state.
+1. ``left`` has m >= 1 columns [axis], ``written`` m columns of the other axis (or ``ZERO``), ``erase`` r
+   columns [axis], ``sigma`` m x r scalars; r <= m <= 8, r <= 4, r = 0 where nothing is erased;
+2. D is the decay times ``value_decay``. The decay is ``none``, ``scalar`` (log: a scalar) or ``channel``
+   (log: a column [axis]); ``value_decay`` is ``none`` or ``channel`` (log: a column of the other axis);
+   ``log`` is the *log* of the size of the decay per token, natural log, and ``signed`` holds what its sign is
+   the product of;
+3. with ``erase_read == "decayed"`` U_i reads the state after the decay of the axis, else ("exclusive")
+   S_{t-1}; after ``value_decay`` it reads it in any case;
+4. all queries have one axis;
+5. nothing here mentions a state.
 """
 
 from __future__ import annotations
@@ -19,13 +25,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from linalg_dsl.algebra.expr import ZERO, Expr
+from linalg_dsl.algebra.expr import RESET, ZERO, Expr, Number
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.source import Span
 
 ReadKind = Literal["inclusive", "exclusive", "decayed"]
 DecayKind = Literal["none", "scalar", "channel"]
+Axis = Literal["K", "V"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +49,35 @@ class Rewrite:
 class Decay:
     kind: DecayKind = "none"
     log: Expr = ZERO
+    signed: tuple[Expr, ...] = ()
+    """Factors that may be negative; what is 0 counts as positive, its size is in ``log``."""
+
+    @property
+    def is_zero(self) -> bool:
+        return isinstance(self.log, Number) and float(self.log.value) <= RESET
+
+    def show_log(self) -> str:
+        return "-inf" if self.is_zero else show_expr(self.log)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read of the state: ``gate o scale * (S^T query)``.
+    """One read of the state: ``gate o scale * (S^T query)``, or S query for a query [V].
 
     inclusive reads S_t, exclusive S_{t-1}, decayed D_t o S_{t-1}. ``scale`` is made of consts, the
-    sizes K and V, and numbers (a run-time float of the kernels); ``gate`` is a column [V] or None.
+    sizes K and V, and numbers (a run-time float of the kernels); ``gate`` is a column of the axis that the
+    query does not have, or None.
     """
 
     kind: ReadKind
     query: Expr
     scale: Expr
     gate: Expr | None = None
+
+    @property
+    def axis(self) -> Axis:
+        """The axis that the read sums over."""
+        return "V" if self.query.shape[0] == "V" else "K"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +93,20 @@ class Recurrence:
     sigma: tuple[tuple[Expr, ...], ...]
     reads: tuple[Read, ...]
     token_terms: tuple[Expr, ...] = ()
-    """Columns [V] added to the output that read no state: bonus, skip."""
+    """Columns added to the output that read no state: bonus, skip."""
     output: str = "o"
+    axis: Axis = "K"
+    value_decay: Decay = Decay()
     span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether the decay is 0: a transition of low rank alone."""
+        return self.decay.is_zero
+
+    @property
+    def output_axis(self) -> Axis:
+        return "K" if self.reads[0].axis == "V" else "V"
 
     @property
     def m(self) -> int:
@@ -84,12 +117,17 @@ class Recurrence:
         return len(self.erase)
 
     def __str__(self) -> str:
-        past = f"{self.state}_{{t-1}}"
+        past = f"{self.state}_{{t-1}}" + ("ᵀ" if self.axis == "V" else "")
+        after = f"{self.state}_t" + ("ᵀ" if self.axis == "V" else "")
         erased = f"D_t ∘ {past}" if self.erase_read == "decayed" else past
-        line = f"{self.state}_t = D_t ∘ {past} + L_t "
+        line = f"{after} = D_t ∘ {past} + L_t "
         lines = [line + (f"(W_t + Σ_t U_t),  U_t = B_tᵀ ({erased})" if self.erase else "W_t")]
-        if self.decay.kind != "none":
-            lines.append(f"  log D ({self.decay.kind}) = {show_expr(self.decay.log)}")
+        for decay, name in ((self.decay, "D"), (self.value_decay, "D'")):
+            if decay.kind != "none":
+                lines.append(f"  log {name} ({decay.kind}) = {decay.show_log()}")
+            if decay.signed:
+                signs = ", ".join(show_expr(x) for x in decay.signed)
+                lines.append(f"  {name} has the signs of {signs}")
         for name, columns in (("L", self.left), ("W", self.written), ("B", self.erase)):
             lines += [f"  {name}_{i} = {show_expr(x)}" for i, x in enumerate(columns, 1)]
         for j, row in enumerate(self.sigma, 1):

@@ -1,41 +1,52 @@
 """An update as a linear map: diagonal terms, erases (rank one) and writes.
 
-S_t = Σ scale diag(d) S_{t-1}  +  Σ scale column rowᵀ S_{t-1}  +  Σ scale column rowᵀ
+S_t = Σ scale diag(d) S_{t-1} diag(e)  +  Σ scale column rowᵀ S_{t-1} diag(e)  +  Σ scale column rowᵀ
+
+The state stands here with the axis first along which it is erased: transitions S_{t-1} M_t are those of the
+transposed state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from linalg_dsl.algebra.expr import Diag, Expr, Symbol
+from linalg_dsl.algebra.expr import Expr, Symbol
 from linalg_dsl.algebra.factors import Factors
 from linalg_dsl.algebra.normalise import Normaliser, Piece
 from linalg_dsl.algebra.rules import Word, distribute
 from linalg_dsl.algebra.traverse import mentions
 from linalg_dsl.errors import DslError
+from linalg_dsl.language.spec import State
+from linalg_dsl.planner.form import Axis
 from linalg_dsl.source import Span
 
 
 @dataclass(frozen=True, slots=True)
 class DiagonalTerm:
-    """``factors`` (scalars and columns) times S_{t-1}, row by row."""
+    """``factors`` (scalars and columns) times S_{t-1} row by row, ``other`` column by column."""
 
     factors: Factors
+    other: tuple[Expr, ...] = ()
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RankOne:
-    """``scale * column rowᵀ``: an erase (then it acts on S_{t-1}) or a write (row of length V)."""
+    """``scale * column rowᵀ``: an erase, which acts on S_{t-1} diag(``other``), or a write."""
 
     scale: Factors
     column: Factors
     row: Factors
+    other: tuple[Expr, ...] = ()
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class LinearMap:
+    """``axis``: the axis of diagonals and erases, K or V."""
+
+    axis: Axis
     diagonals: tuple[DiagonalTerm, ...]
     erases: tuple[RankOne, ...]
     writes: tuple[RankOne, ...]
@@ -55,37 +66,75 @@ class SymbolTest:
         return mentions(expr, self)
 
 
-def linear_map(update: Expr, state: str, normaliser: Normaliser) -> LinearMap:
-    """Spreads an update [K, V] over S_{t-1}. Raises DslError on what has no form (1)."""
-    test = SymbolTest(state)
-    diagonals: list[DiagonalTerm] = []
-    erases: list[RankOne] = []
-    writes: list[RankOne] = []
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """``left S_{t-1} right``."""
+
+    left: Piece
+    right: Piece
+    span: Span | None
+
+
+def linear_map(update: Expr, state: State, normaliser: Normaliser) -> LinearMap:
+    """Spreads an update over S_{t-1}, a state [K, V] or [V, K]. Raises DslError on what has no form (1)."""
+    test = SymbolTest(state.name)
+    terms: list[_Term] = []
+    writes: list[tuple[Piece, Word]] = []
     for word in distribute(update, test.within):
         for part in normaliser.unroll(replace(word, span=word.span or update.span)):
             at = state_position(part, test)
             if at is None:
                 piece = normaliser.collapse(part)
                 if not piece.is_zero:
-                    writes.append(_write(piece, part))
+                    writes.append((piece, part))
                 continue
             before, after = split_at(part, at)
-            left = normaliser.collapse(before)
-            if bool(left.column) != bool(left.row):  # rowᵀ S column is a scalar
-                raise _two_sided(part.span)
-            right = normaliser.collapse(after)
-            if right.diagonal or right.column or right.row:
-                raise _two_sided(part.span) if left.column and right.column else _value_side(after, state)
-            scale = left.scale * right.scale
-            if scale.coefficient == 0:
-                continue
-            if left.column:
-                erases.append(
-                    RankOne(scale, Factors(vectors=left.column), Factors(vectors=left.row), part.span)
-                )
-            else:
-                diagonals.append(DiagonalTerm(scale * Factors(vectors=left.diagonal), part.span))
-    return LinearMap(tuple(diagonals), tuple(erases), tuple(writes))
+            term = _Term(normaliser.collapse(before), normaliser.collapse(after), part.span)
+            if not term.left.is_zero and not term.right.is_zero:
+                terms.append(term)
+    turned = _is_turned(terms, state)
+    if turned:
+        terms = [_Term(t.right, t.left, t.span) for t in terms]
+    axis: Axis = "V" if state.dims[1 if turned else 0] == "V" else "K"
+    return LinearMap(
+        axis,
+        tuple(
+            DiagonalTerm(
+                t.left.scale * t.right.scale * Factors(vectors=t.left.diagonal), t.right.diagonal, t.span
+            )
+            for t in terms
+            if not t.left.column
+        ),
+        tuple(_erase(t, turned) for t in terms if t.left.column),
+        tuple(_write(piece, word, turned) for piece, word in writes),
+    )
+
+
+def _is_turned(terms: Sequence[_Term], state: State) -> bool:
+    """Whether the state is erased, or else gated, along its second axis only."""
+    left = [t for t in terms if t.left.column or t.left.row]
+    right = [t for t in terms if t.right.column or t.right.row]
+    for term in terms:
+        for side in (term.left, term.right):
+            if bool(side.column) != bool(side.row):  # rowᵀ S column is a scalar
+                raise _two_sided(term.span)
+    if left and right:
+        both = next((t for t in left if t in right), right[0])
+        raise _two_sided(both.span)
+    if left or right:
+        return bool(right)
+    gates = [any(t.left.diagonal for t in terms), any(t.right.diagonal for t in terms)]
+    if gates[0] == gates[1]:
+        return state.dims[0] == "V"
+    return gates[1]
+
+
+def _erase(term: _Term, turned: bool) -> RankOne:
+    column, row = term.left.column, term.left.row
+    if turned:  # S (a bᵀ) is b (aᵀ Sᵀ) for the transposed state
+        column, row = row, column
+    scale = term.left.scale * term.right.scale
+    return RankOne(scale, Factors(vectors=column), Factors(vectors=row), term.right.diagonal, term.span)
 
 
 def state_position(word: Word, test: SymbolTest) -> int | None:
@@ -104,29 +153,17 @@ def split_at(word: Word, i: int) -> tuple[Word, Word]:
     )
 
 
-def _write(piece: Piece, word: Word) -> RankOne:
+def _write(piece: Piece, word: Word, turned: bool) -> RankOne:
     if not (piece.column and piece.row):
         raise DslError.single("E953", "a write that is no outer product is not supported yet", word.span)
-    return RankOne(piece.scale, Factors(vectors=piece.column), Factors(vectors=piece.row), word.span)
-
-
-def _value_side(after: Word, state: str) -> DslError:
-    if all(isinstance(x, Diag) for x in after.chain):
-        what = f"a gate on the value axis ({state} diag(…), or β ∘ (…) with β of length V)"
-    else:
-        what = f"a transition on the value side ({state} times a matrix)"
-    return DslError.single(
-        "E951",
-        f"{what} is not supported yet",
-        next((x.span for x in after.chain if x.span), after.span),
-        f"transitions on the key side are: M_t {state}_{{t-1}} with M_t of shape [K, K]",
-    )
+    column, row = (piece.row, piece.column) if turned else (piece.column, piece.row)
+    return RankOne(piece.scale, Factors(vectors=column), Factors(vectors=row), span=word.span)
 
 
 def _two_sided(span: Span | None) -> DslError:
     return DslError.single(
         "E952",
-        "a scalar read from the state scales a write: a map that is low rank on both sides has no "
-        "chunk form and is not supported yet",
+        "the state is erased along both axes, or a scalar read from it scales a write: a map that is low "
+        "rank on both sides has no chunk form and is not supported yet",
         span,
     )

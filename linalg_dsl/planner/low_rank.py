@@ -16,6 +16,8 @@ from typing import Literal
 from linalg_dsl.algebra.expr import ZERO, Expr, mul
 from linalg_dsl.algebra.factors import Factors, collected, divided, factored, split_factors, total
 from linalg_dsl.algebra.traverse import commutative_key
+from linalg_dsl.errors import DslError
+from linalg_dsl.language.printer import show_expr
 from linalg_dsl.planner.linear_map import RankOne
 
 Grouping = Literal["left", "row"]
@@ -46,6 +48,39 @@ def without(factors: Factors, taken: Factors) -> Factors | None:
     return found
 
 
+def after_value_decay(erases: Sequence[RankOne], other: Sequence[Expr]) -> tuple[RankOne, ...]:
+    """The erases as ones of the state after the decay of the axis that is not erased.
+
+    Raises DslError where one of them reads the state before it, or after more than that decay.
+    """
+    decay = Factors(vectors=tuple(other))
+    found = []
+    for erase in erases:
+        rest = without(Factors(vectors=erase.other), decay)
+        if rest is None or rest.vectors:
+            raise _not_after_value_decay(erase, decay)
+        found.append(RankOne(erase.scale, erase.column, erase.row, span=erase.span))
+    return tuple(found)
+
+
+def _not_after_value_decay(erase: RankOne, decay: Factors) -> DslError:
+    if not decay.vectors:
+        what = "of which every element then goes through a gate of its own"
+        where = show_expr(Factors(vectors=erase.other).vector)
+        message = f"what is erased is scaled by {where} along the axis that is not erased, {what}"
+    else:
+        message = (
+            f"an erase reads the state before its gate {show_expr(decay.vector)} along the axis that is not "
+            "erased: every column would have a triangular system of its own"
+        )
+    return DslError.single(
+        "E951",
+        f"{message}; such an update has no chunk form and is not supported yet",
+        erase.span,
+        "let the erase read the state after that gate",
+    )
+
+
 def read_decayed(erases: Sequence[RankOne], decay: Factors) -> tuple[RankOne, ...] | None:
     """The erases as ones of the decayed state, D_t ∘ S_{t-1}, if all of them carry the decay."""
     found = []
@@ -54,7 +89,7 @@ def read_decayed(erases: Sequence[RankOne], decay: Factors) -> tuple[RankOne, ..
         if rest is None or not rest.vectors:
             return None
         scale = Factors(rest.coefficient, rest.scalars)
-        found.append(RankOne(scale, erase.column, Factors(vectors=rest.vectors), erase.span))
+        found.append(RankOne(scale, erase.column, Factors(vectors=rest.vectors), span=erase.span))
     return tuple(found)
 
 

@@ -8,9 +8,9 @@ tokens), ``s`` the second token axis of a score, ``K`` and ``V`` the state's axe
     state         ("K", "V")                     S at a chunk boundary, or its cotangent
     per head      () ("K",) ("V",)               params, numbers, whole-chunk decays
 
-``w`` is always the *per-step log decay* of the chunk, ("t",) or ("t", "K"), and
+``w`` is always the *per-step log decay* of the chunk, ("t",) or ("t", X) with X either of K and V, and
 Lambda_{t<-s} = exp(w_{s+1} + ... + w_t). Decay ops own their exponents: none hands out cumulative
-sums. Elementwise ops broadcast over missing axes.
+sums. Elementwise ops broadcast over missing axes. D stands for either of K and V.
 
 Which pairs a score has is its ``read``: inclusive s <= t with Lambda_{t<-s}; exclusive s < t with
 Lambda_{t-1<-s}; decayed s < t with Lambda_{t<-s}.
@@ -21,6 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Axes = tuple[str, ...]
+OTHER = {"K": "V", "V": "K"}
+"""The other axis of the state."""
+FLOOR = 1e-15
+"""The least size of a gate declared in linear space: every term of the gradient of its logarithm has the gate
+as a factor, so the gradient divided by the size is right at 0 too, and what a reset lets through is 1e-15."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +69,17 @@ _TABLE: tuple[OpInfo, ...] = (
     OpInfo("pairs_decay", "[t,s] = Lambda of the pair, 0 outside read; w [t]", "decay"),
     OpInfo("from_start", "Lambda_{t<-0}, attr exclusive: Lambda_{t-1<-0}", "decay"),
     OpInfo("to_end", "Lambda_{C<-s}", "decay"),
-    OpInfo("scale_state", "Lambda_{C<-0} o S", "decay"),
-    OpInfo("decayed_score", "[t,s] = sum_i x_ti y_si Lambda_{t<-s,i}; w [t,K], attr read", "decay"),
+    OpInfo("scale_state", "Lambda_{C<-0} o S, along the axis of w", "decay"),
+    OpInfo("decayed_score", "[t,s] = sum_i x_ti y_si Lambda_{t<-s,i}; x, y, w [t,D], attr read", "decay"),
     OpInfo(
         "decay_apply",
-        "[t,K] = sum_s A_ts Lambda_{t<-s} o z_s; attr transposed: sum_t A_ts Lambda_{t<-s} o z_t",
+        "[t,D] = sum_s A_ts Lambda_{t<-s} o z_s; attr transposed: sum_t A_ts Lambda_{t<-s} o z_t",
         "decay",
     ),
+    OpInfo(
+        "signs", "[t] or [t,D]: the product of the signs of x_1..x_t, 0 as +; exclusive: x_1..x_{t-1}", "sign"
+    ),
+    OpInfo("sign_total", "the product of the signs of x_1..x_C", "sign"),
     OpInfo("span_sum", "[t]: at tau the sum of P over pairs whose interval holds tau", "gate", True),
     OpInfo(
         "gate_sum",
@@ -80,21 +89,28 @@ _TABLE: tuple[OpInfo, ...] = (
     ),
     OpInfo(
         "pair_gate",
-        "[t,K]: at tau the sum of A_ts x_t y_s Lambda_{t<-s} over pairs whose interval holds tau",
+        "[t,D]: at tau the sum of A_ts x_t y_s Lambda_{t<-s} over pairs whose interval holds tau",
         "gate",
         True,
     ),
-    OpInfo("boundary_gate", "[K] = sum_V Lambda_{C<-0} o S_0 o dS_C", "gate", True),
+    OpInfo(
+        "boundary_gate",
+        "[D] = Lambda_{C<-0} o (the sum of S_0 o dS_C over the axis that w lacks); w [t]: D is K",
+        "gate",
+        True,
+    ),
     # the unit-triangular solve
     OpInfo(
         "solve",
         "Z_j = W_j + sum_i sigma_ji U_i, U_i = R_i + sum_j G_ij Z_j, G strict; attrs m, r; "
-        "args G (r x m), sigma (m x r), W (m), R (r), row-major",
+        "args G (r x m), sigma (m x r), W (m), R (r), row-major; attr decayed: a last operand w [t,D], and "
+        "G Z is decay_apply(G, Z, w, decayed)",
         "solve",
     ),
     OpInfo(
         "solve_t",
-        "Y_j = dZ_j + sum_i G_ij^T X_i, X_i = dU_i + sum_j sigma_ji Y_j; args G, sigma, dZ (m), dU (r)",
+        "Y_j = dZ_j + sum_i G_ij^T X_i, X_i = dU_i + sum_j sigma_ji Y_j; args G, sigma, dZ (m), dU (r), "
+        "w if decayed",
         "solve",
         True,
     ),
@@ -122,9 +138,10 @@ OPS: dict[str, OpInfo] = {info.name: info for info in _TABLE}
 
 UNARY_FUNCTIONS = (
     "exp", "log", "sigmoid", "logsigmoid", "softplus", "tanh", "silu", "relu", "elu",
-    "sqrt", "rsqrt", "abs", "sign", "reciprocal", "heaviside", "pow",
+    "sqrt", "rsqrt", "abs", "sign", "reciprocal", "heaviside", "pow", "side", "log_size",
 )  # fmt: skip
-"""``heaviside`` is 1 above 0, 1/2 at 0... and 0 below; ``pow`` has a constant exponent."""
+"""``heaviside`` is 1 above 0, 1/2 at 0 and 0 below; ``pow`` has a constant exponent; ``side`` is -1 below 0
+and 1 elsewhere; ``log_size`` is log(max(|x|, FLOOR))."""
 
 
 def contracted_axes(op: str, axes: tuple[Axes, ...], attrs: dict[str, object]) -> frozenset[str]:
@@ -133,12 +150,12 @@ def contracted_axes(op: str, axes: tuple[Axes, ...], attrs: dict[str, object]) -
         case "score" | "decayed_score":
             return frozenset(axes[0][1:])
         case "decayed_scores":
-            return frozenset({"K"})
+            return frozenset(axes[-1][1:])
         case "read":
             return frozenset({str(attrs["con"])})
         case "sum" | "amax":
             return frozenset({str(attrs["axis"])} & {"K", "V"})
         case "boundary_gate":
-            return frozenset({"V"})
+            return frozenset({"K"} if "V" in axes[2] else {"V"})
         case _:
             return frozenset()

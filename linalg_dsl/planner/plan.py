@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from linalg_dsl.errors import InternalError
-from linalg_dsl.planner.ops import OPS, Axes
+from linalg_dsl.planner.ops import OPS, OTHER, Axes
 
 AttrValue = str | int | float | bool | None
 
@@ -19,7 +19,7 @@ AttrValue = str | int | float | bool | None
 class Node:
     """One op: ``args`` are the numbers of its operands, ``attrs`` sorted (name, value) pairs.
 
-    ``axes`` of a solve are those of its picks, ("t", "V"). ``label`` names the value in listings and
+    ``axes`` of a solve are those of its picks, ("t", D). ``label`` names the value in listings and
     in generated code (``q``, ``z_1``, ``g_ql``) and takes no part in equality.
     """
 
@@ -187,7 +187,7 @@ class PlanBuilder:
     def read(self, x: int, state: int, con: str = "K") -> int:
         if self.axes(x) != ("t", con):
             raise InternalError(f"read over {con} of a value with axes {self.axes(x)}")
-        return self._unless_zero((x, state), "read", ("t", "V" if con == "K" else "K"), con=con)
+        return self._unless_zero((x, state), "read", ("t", OTHER[con]), con=con)
 
     def write(self, x: int, z: int) -> int:
         return self._unless_zero((x, z), "write", ("K", "V"))
@@ -224,10 +224,16 @@ class PlanBuilder:
         return self.add_node("gate_sum", (p,), self.axes(p), kind=kind)
 
     def pair_gate(self, a: int, x: int, y: int, w: int, read: str) -> int:
-        return self.add_node("pair_gate", (a, x, y, w), ("t", "K"), read=read)
+        return self._unless_zero((a, x, y), "pair_gate", self.axes(w), w, read=read)
 
     def boundary_gate(self, state: int, cotangent: int, w: int) -> int:
-        return self.add_node("boundary_gate", (state, cotangent, w), ("K",))
+        return self.add_node("boundary_gate", (state, cotangent, w), self.axes(w)[1:] or ("K",))
+
+    def signs(self, x: int, exclusive: bool) -> int:
+        return self.add_node("signs", (x,), self.axes(x), exclusive=exclusive)
+
+    def sign_total(self, x: int) -> int:
+        return self.add_node("sign_total", (x,), self.axes(x)[1:])
 
     # -- solve --------------------------------------------------------------------------------
     def solve(
@@ -236,14 +242,19 @@ class PlanBuilder:
         sigma: Sequence[Sequence[int]],
         written: Sequence[int],
         right: Sequence[int],
+        w: int | None = None,
         transposed: bool = False,
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(Z_1..Z_m, U_1..U_r); transposed: (Y_1..Y_m, X_1..X_r)."""
+        """(Z_1..Z_m, U_1..U_r); transposed: (Y_1..Y_m, X_1..X_r). ``w``: decays along their rows' axis."""
         m, r = len(written), len(right)
         args = [g for row in scores for g in row] + [x for row in sigma for x in row]
+        attrs: dict[str, AttrValue] = {"m": m, "r": r}
+        if w is not None:
+            attrs["decayed"] = True
+        axes = next(self.axes(x) for x in (*right, *written) if self.axes(x))
         op = "solve_t" if transposed else "solve"
-        whole = self.add_node(op, (*args, *written, *right), ("t", "V"), m=m, r=r)
-        picks = tuple(self.add_node("pick", (whole,), ("t", "V"), index=i) for i in range(m + r))
+        whole = self.add_node(op, (*args, *written, *right, *(() if w is None else (w,))), axes, **attrs)
+        picks = tuple(self.add_node("pick", (whole,), axes, index=i) for i in range(m + r))
         return picks[:m], picks[m:]
 
     # -----------------------------------------------------------------------------------------

@@ -74,10 +74,11 @@ def prove(
     entries = 0
     results = [(name, i) for name, i in plan.outputs]
     results += [(f"{name}_C", after) for name, _, _, after in plan.carries]
+    dims = {f"{s.name}_C": s.dims for s in canonical.spec.states}
     for name, node in results:
         for at in _places(stepped[name]):
             entries += 1
-            index = dict(zip(plan.nodes[node].axes, at, strict=True))
+            index = dict(zip(dims.get(name, plan.nodes[node].axes), at, strict=True))
             if not (made.at(node, index) - stepped[name][at[0]][at[1]]).is_zero():
                 differing.append(f"{name}{[i + 1 for i in at]}")
     gradients = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -12,10 +12,11 @@ from linalg_dsl.algebra.normalise import Normaliser
 from linalg_dsl.algebra.rules import Word, distribute
 from linalg_dsl.algebra.traverse import commutative_key, walk
 from linalg_dsl.errors import DslError
-from linalg_dsl.language.spec import Equation
+from linalg_dsl.language.spec import Equation, State
 from linalg_dsl.planner.form import Read, ReadKind
 from linalg_dsl.planner.linear_map import SymbolTest, split_at, state_position
 from linalg_dsl.planner.low_rank import without
+from linalg_dsl.planner.ops import OTHER
 from linalg_dsl.source import Span
 
 IsFixed = Callable[[Symbol], bool]
@@ -43,20 +44,28 @@ class _OneRead:
 
 
 def read_output(
-    output: Equation, state: str, decay: Factors, normaliser: Normaliser, is_fixed: IsFixed
+    output: Equation,
+    state: State,
+    decay: Mapping[str, Factors],
+    normaliser: Normaliser,
+    is_fixed: IsFixed,
 ) -> Output:
-    """Splits an output line into reads and token terms; raises DslError on other uses of the state."""
+    """Splits an output line into reads and token terms; raises DslError on other uses of the state.
+
+    ``decay``: what a query along K, and one along V, must hold, and the gate of the other axis, for a read
+    of the decayed state (scalars count with the query); empty where nothing decays.
+    """
     value = output.value
     if not value.is_scalar and value.shape[0] == 1:
         value = transpose(value)
-    if value.shape != ("V", 1):
+    if value.shape not in (("V", 1), ("K", 1)):
         raise DslError.single(
             "E957",
-            f"{output.target} is {show_shape(value.shape)}; only outputs [V] are supported yet",
+            f"{output.target} is {show_shape(value.shape)}; only outputs [V] and [K] are supported yet",
             value.span or output.span,
-            f"read the state with a query, as in {state}_tᵀ q_t",
+            f"read the state with a query, as in {state.name}_tᵀ q_t",
         )
-    test = SymbolTest(state)
+    test = SymbolTest(state.name)
     found: list[_OneRead] = []
     token_terms: list[tuple[tuple[Expr, ...], Expr]] = []
     place = value.span or output.span
@@ -81,7 +90,7 @@ def read_output(
     reads = _merge(found)
     if not reads:
         raise DslError.single(
-            "E957", f"{output.target} does not read the state {state}", value.span or output.span
+            "E957", f"{output.target} does not read the state {state.name}", value.span or output.span
         )
     inner = [e for r in reads for e in (r.query, *((r.gate,) if r.gate is not None else ()))]
     inner += [t for _, t in token_terms]
@@ -90,7 +99,7 @@ def read_output(
 
 
 def _one_read(
-    word: Word, at: int, decay: Factors, normaliser: Normaliser, is_fixed: IsFixed
+    word: Word, at: int, decay: Mapping[str, Factors], normaliser: Normaliser, is_fixed: IsFixed
 ) -> _OneRead | None:
     """The read that a word is; None if it is zero."""
     before, after = split_at(word, at)
@@ -108,16 +117,19 @@ def _one_read(
             "give S_tᵀ q_t as the output and do the rest outside",
         )
     factors = left.scale * right.scale * Factors(vectors=right.column)
+    gates = Factors(vectors=left.diagonal)
     kind: ReadKind = "inclusive"
     symbol = next(x for x in walk(word.chain[at]) if isinstance(x, Symbol))
     if symbol.time == -1:
         kind = "exclusive"
-        rest = without(factors, decay)
-        has_decay = bool(decay.scalars or decay.vectors or decay.coefficient != 1)
-        if has_decay and rest is not None and rest.vectors:
-            kind, factors = "decayed", rest
+        axis = str(word.chain[at].shape[1])
+        if decay:
+            decayed = without(factors, decay[axis])
+            ungated = without(gates, Factors(vectors=decay[OTHER[axis]].vectors))
+            if decayed is not None and decayed.vectors and ungated is not None:
+                kind, factors, gates = "decayed", decayed, ungated
     fixed, rest = _split_fixed(factors, is_fixed)
-    gate = Factors(vectors=left.diagonal).vector if left.diagonal else None
+    gate = gates.vector if gates.vectors else None
     query = Factors(scalars=rest.scalars, vectors=rest.vectors)
     return _OneRead(kind, fixed, gate, rest.coefficient, query, word.span)
 

@@ -207,7 +207,7 @@ def _form(rec: Recurrence) -> tuple[Equation, ...]:
             decay = Equation("D", "1", "no decay")
         case kind:
             what = "one number per token and head" if kind == "scalar" else "one number per key channel"
-            decay = Equation("log D", show_expr(rec.decay.log), what)
+            decay = Equation("log D", rec.decay.show_log(), what)
     made = [decay, *each("L", rec.left), *each("W", rec.written)]
     if rec.r:
         made += each("B", rec.erase)

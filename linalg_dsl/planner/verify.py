@@ -10,10 +10,11 @@ from linalg_dsl.planner.plan import ChunkPlan, Node
 
 ORDER = ("t", "s", "K", "V")
 READS = ("inclusive", "exclusive", "decayed")
+_WIDE: tuple[Axes, ...] = (("t", "K"), ("t", "V"))
 _ARITY: Mapping[str, int] = {
     **dict.fromkeys(("input", "param", "const", "number", "carry", "cotangent"), 0),
     **dict.fromkeys(("unary", "sum", "amax", "tokens", "expand", "mask", "pairs_decay", "from_start"), 1),
-    **dict.fromkeys(("to_end", "span_sum", "gate_sum", "pick"), 1),
+    **dict.fromkeys(("to_end", "span_sum", "gate_sum", "signs", "sign_total", "pick"), 1),
     **dict.fromkeys(("add", "mul", "maximum", "minimum", "compare"), 2),
     **dict.fromkeys(("score", "apply", "apply_t", "read", "write", "scale_state"), 2),
     **dict.fromkeys(("decayed_score", "decay_apply", "boundary_gate"), 3),
@@ -28,9 +29,9 @@ _ATTRS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("mask", "pairs_decay", "decayed_score", "span_sum", "pair_gate"), frozenset({"read"})),
     "decay_apply": frozenset({"read", "transposed"}),
     "read": frozenset({"con"}),
-    "from_start": frozenset({"exclusive"}),
+    **dict.fromkeys(("from_start", "signs"), frozenset({"exclusive"})),
     "gate_sum": frozenset({"kind"}),
-    **dict.fromkeys(("solve", "solve_t"), frozenset({"m", "r"})),
+    **dict.fromkeys(("solve", "solve_t"), frozenset({"m", "r", "decayed"})),
     "pick": frozenset({"index"}),
 }
 
@@ -110,7 +111,8 @@ def _verify_attrs(node: Node) -> None:
             raise InternalError(f"unknown function {attrs.get('fn')!r}")
     else:
         expected = _ATTRS.get(node.op, frozenset())
-    if attrs.keys() - {"row"} != expected - {"row"} or not attrs.keys() <= expected:
+    optional = {"row", "decayed"}
+    if attrs.keys() - optional != expected - optional or not attrs.keys() <= expected:
         raise InternalError(f"has attributes {sorted(attrs)}, expected {sorted(expected)}")
     allowed: Mapping[str, tuple[object, ...]] = {
         "read": READS[:2] if node.op == "mask" else READS,
@@ -119,6 +121,7 @@ def _verify_attrs(node: Node) -> None:
         "direction": ("forward", "reverse"),
         "exclusive": (False, True),
         "transposed": (False, True),
+        "decayed": (True,),
         "kind": ("from_start", "from_start_exclusive", "to_end"),
     }
     for name, values in allowed.items():
@@ -175,53 +178,56 @@ def _result_axes(node: Node, axes: list[Axes]) -> Axes:
         case "pairs_decay":
             _expect(axes[0], ("t",))
             return ("t", "s")
-        case "from_start" | "to_end":
-            return _one_of(axes[0], ("t",), ("t", "K"))
-        case "gate_sum":
-            return _one_of(axes[0], ("t",), ("t", "K"))
+        case "from_start" | "to_end" | "gate_sum" | "signs":
+            return _one_of(axes[0], ("t",), *_WIDE)
+        case "sign_total":
+            return _one_of(axes[0], ("t",), *_WIDE)[1:]
         case "scale_state":
             _expect(axes[0], ("K", "V"))
-            _one_of(axes[1], ("t",), ("t", "K"))
+            _one_of(axes[1], ("t",), *_WIDE)
             return ("K", "V")
         case "decayed_score":
-            for have_axes in axes:
-                _expect(have_axes, ("t", "K"))
+            _one_of(axes[0], *_WIDE)
+            for have_axes in axes[1:]:
+                _expect(have_axes, axes[0])
             return ("t", "s")
         case "decay_apply":
             _expect(axes[0], ("t", "s"))
-            _expect(axes[1], ("t", "K"))
-            return _one_of(axes[2], ("t", "K"))
+            _one_of(axes[1], *_WIDE)
+            _expect(axes[2], axes[1])
+            return axes[1]
         case "span_sum":
             _expect(axes[0], ("t", "s"))
             return ("t",)
         case "pair_gate":
             _expect(axes[0], ("t", "s"))
-            for have_axes in axes[1:]:
-                _expect(have_axes, ("t", "K"))
-            return ("t", "K")
+            _one_of(axes[1], *_WIDE)
+            for have_axes in axes[2:]:
+                _expect(have_axes, axes[1])
+            return axes[1]
         case "boundary_gate":
             _expect(axes[0], ("K", "V"))
             _expect(axes[1], ("K", "V"))
-            _one_of(axes[2], ("t",), ("t", "K"))
-            return ("K",)
+            return _one_of(axes[2], ("t",), *_WIDE)[1:] or ("K",)
         case _:
             raise InternalError("no rule for this op in a plan")
 
 
 def _verify_solve(node: Node, operands: list[Node]) -> None:
     m, r = int(str(node.attr("m"))), int(str(node.attr("r")))
-    if m < 1 or r < 1 or len(operands) != 2 * m * r + m + r:
-        raise InternalError(f"takes {2 * m * r + m + r} operands for m {m}, r {r}, got {len(operands)}")
-    _expect(node.axes, ("t", "V"))
+    count = 2 * m * r + m + r + (1 if dict(node.attrs).get("decayed") else 0)
+    if m < 1 or r < 1 or len(operands) != count:
+        raise InternalError(f"takes {count} operands for m {m}, r {r}, got {len(operands)}")
+    _one_of(node.axes, *_WIDE)
     for i, operand in enumerate(operands):
-        if operand.op == "number":
+        if operand.op == "number" and i < 2 * m * r + m + r:
             continue
         if i < m * r:
             _expect(operand.axes, ("t", "s"))
         elif i < 2 * m * r:
             _one_of(operand.axes, ("t",), ())
         else:
-            _expect(operand.axes, ("t", "V"))
+            _expect(operand.axes, node.axes)
 
 
 def _verify_pick(node: Node, solve: Node) -> None:

@@ -87,6 +87,16 @@ def test_functions_and_derivatives_agree_with_floating_point(fn: str) -> None:
     assert evaluate(value.derivative("x"), at) == pytest.approx(slope, rel=1e-7)
 
 
+def test_a_sign_squares_to_one_and_a_size_times_its_sign_is_the_value() -> None:
+    side = (x * y).function("side")
+    assert side * side == ONE
+    assert side == x.function("side") * y.function("side")
+    assert x.function("log_size").exp() * x.function("side") == x
+    assert (p.function("log_size") + y).exp() == p * y.exp()
+    assert (-x).function("abs") == x.function("abs")
+    assert (x + y).function("side").power(-1) == (x + y).function("side")
+
+
 @pytest.mark.parametrize(("fn", "slope"), [("relu", "heaviside"), ("abs", "sign")])
 def test_derivatives_of_functions_with_corners(fn: str, slope: str) -> None:
     assert (x * y).function(fn).derivative("x") == y * (x * y).function(slope)

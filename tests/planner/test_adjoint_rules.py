@@ -52,18 +52,19 @@ def solved(m: int, r: int) -> Callable[..., tuple[int, ...]]:
     def make(b: PlanBuilder, *x: int) -> tuple[int, ...]:
         scores = [x[i * m : (i + 1) * m] for i in range(r)]
         sigma = [x[m * r + j * r : m * r + (j + 1) * r] for j in range(m)]
-        z, u = b.solve(scores, sigma, x[2 * m * r : 2 * m * r + m], x[2 * m * r + m :])
+        rows = x[2 * m * r :]
+        z, u = b.solve(scores, sigma, rows[:m], rows[m : m + r], *rows[m + r :])
         return (*z, *u)
 
     return make
 
 
-def solve_operands(m: int, r: int) -> dict[str, Axes]:
+def solve_operands(m: int, r: int, axes: Axes = TV) -> dict[str, Axes]:
     pairs = [(i, j) for i in range(r) for j in range(m)]
     names: dict[str, Axes] = {f"g{i}{j}": TS for i, j in pairs}
     names.update({f"x{j}{i}": ("t",) for j in range(m) for i in range(r)})
-    names.update({f"y{j}": TV for j in range(m)})
-    names.update({f"r{i}": TV for i in range(r)})
+    names.update({f"y{j}": axes for j in range(m)})
+    names.update({f"r{i}": axes for i in range(r)})
     return names
 
 
@@ -115,39 +116,55 @@ EXAMPLES = [
     ),
     *(
         Example(f"from_start {axes} {exclusive}", {"w": axes}, lambda b, w, e=exclusive: b.from_start(w, e))
-        for axes in (("t",), TK)
+        for axes in (("t",), TK, TV)
         for exclusive in (False, True)
     ),
     Example("to_end scalar", {"w": ("t",)}, PlanBuilder.to_end),
     Example("to_end channel", {"w": TK}, PlanBuilder.to_end),
+    Example("to_end value channel", {"w": TV}, PlanBuilder.to_end),
     Example("scale_state scalar", {"y": KV, "w": ("t",)}, PlanBuilder.scale_state),
     Example("scale_state channel", {"y": KV, "w": TK}, PlanBuilder.scale_state),
+    Example("scale_state value channel", {"y": KV, "w": TV}, PlanBuilder.scale_state),
+    *(
+        Example(f"signs {axes} {e}", {"x": axes, "y": axes}, lambda b, x, y, e=e: b.mul(b.signs(x, e), y))
+        for axes in (("t",), TK, TV)
+        for e in (False, True)
+    ),
+    Example("sign_total scalar", {"x": ("t",), "y": KV}, lambda b, x, y: b.mul(b.sign_total(x), y)),
+    Example("sign_total channel", {"x": TV, "y": KV}, lambda b, x, y: b.mul(b.sign_total(x), y)),
     *(
         Example(
-            f"decayed_score {read}",
-            {"x": TK, "y": TK, "w": TK},
+            f"decayed_score {read} {axes}",
+            {"x": axes, "y": axes, "w": axes},
             lambda b, x, y, w, read=read: b.decayed_score(x, y, w, read),
         )
         for read in ("inclusive", "exclusive", "decayed")
+        for axes in (TK, TV)
     ),
     *(
         Example(
-            f"decay_apply {read} {'transposed' if turned else ''}",
-            {"a": TS, "z": TK, "w": TK},
+            f"decay_apply {read} {'transposed' if turned else ''} {axes}",
+            {"a": TS, "z": axes, "w": axes},
             lambda b, a, z, w, read=read, turned=turned: b.decay_apply(a, z, w, read, turned),
         )
         for read in ("inclusive", "exclusive", "decayed")
         for turned in (False, True)
+        for axes in (TK, TV)
     ),
     *(
         Example(f"solve {m} {r}", solve_operands(m, r), solved(m, r))
         for m, r in ((1, 1), (2, 1), (2, 2), (3, 2))
     ),
+    *(
+        Example(f"solve {m} {r} decayed {axes}", solve_operands(m, r, axes) | {"w": axes}, solved(m, r))
+        for m, r, axes in ((1, 1, TV), (2, 1, TK), (2, 2, TV))
+    ),
     Example("solve with constants", {"g": TS, "x": ("t",), "y": TV, "r": TV}, of_zero_row),
     Example("pick", solve_operands(1, 1), lambda b, *x: solved(1, 1)(b, *x)[1]),
 ]  # fmt: skip
+POSITIVE = ("log", "log_size", "sqrt", "rsqrt", "reciprocal", "pow")
 UNARY_EXAMPLES = [
-    Example(f"unary {fn}", {"s": TK} if fn in ("log", "sqrt", "rsqrt", "reciprocal", "pow") else {"x": TK},
+    Example(f"unary {fn}", {"s" if fn in POSITIVE else "x": TK},
             lambda b, x, fn=fn: b.unary(fn, x, **({"exponent": -0.7} if fn == "pow" else {})))
     for fn in UNARY_FUNCTIONS
 ] + [
@@ -269,6 +286,18 @@ def test_flat_functions_have_no_derivative() -> None:
     x = b.add_node("input", (), ("t",), name="x")
     assert derivative(b, b.unary("sign", x)) is None
     assert derivative(b, b.unary("heaviside", x)) is None
+    assert derivative(b, b.unary("side", x)) is None
+
+
+def test_the_gradient_of_the_size_of_a_gate_is_that_of_its_logarithm_over_the_floored_gate() -> None:
+    b = PlanBuilder()
+    x = b.add_node("input", (), ("t",), name="x")
+    slope = derivative(b, b.unary("log_size", x))
+    assert slope is not None
+    plan = b.finish("slope", [], [("o", slope)])
+    points = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 0.5, -0.25], dtype=torch.float64)
+    got = run_chunk(plan, {("input", "x", None): points}).outputs["o"]
+    assert got.tolist() == pytest.approx([1e15, 1e15, 1e15, -1e15, 2.0, -4.0])
 
 
 @pytest.mark.parametrize("fn", ["sigmoid", "logsigmoid", "softplus", "tanh", "silu", "elu"])

@@ -9,6 +9,7 @@ import torch
 from catalogue_sets import IN_DEPTH
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from recurrences import WIDER
 from torch import Tensor
 
 from linalg_dsl.language.parser import parse
@@ -33,7 +34,8 @@ def check(spec: RecurrenceSpec, gates: GateKind, T: int, chunk: int, seed: int) 
     def randn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    start = randn(B, H, K, V)
+    dims = spec.states[0].dims
+    start = randn(B, H, *({"K": K, "V": V}[str(d)] for d in dims))
     leaves = {n: x.clone().requires_grad_() for n, x in tensors.items()}
     first = start.clone().requires_grad_()
     o, final = reference(spec, leaves, initial_state=first, output_final_state=True)
@@ -43,15 +45,20 @@ def check(spec: RecurrenceSpec, gates: GateKind, T: int, chunk: int, seed: int) 
     grads = torch.autograd.grad([o, final], wanted, [d_o, d_state], allow_unused=True)
     expected = dict(zip([*leaves, "initial_state"], grads, strict=True))
 
+    def turned(x: Tensor) -> Tensor:
+        """Between the state as it is declared and as plans have it."""
+        return x.mT if dims == ("V", "K") else x
+
     canonical = canonicalise(spec)
     forward = derive(canonical)
     reverse = backward(forward)
     verify(forward)
     verify(reverse)
     given_: dict[str, Tensor | float] = {**tensors, "scale": K**-0.5}
-    got_o, got_final = run_plan(forward, given_, start, chunk)
-    got = run_backward(reverse, forward, given_, start, chunk, d_o, d_state)
-    results = {"o": (got_o, o), "final state": (got_final, final)}
+    got_o, got_final = run_plan(forward, given_, turned(start), chunk)
+    got = run_backward(reverse, forward, given_, turned(start), chunk, d_o, turned(d_state))
+    got["initial_state"] = turned(got["initial_state"])
+    results = {"o": (got_o, o), "final state": (turned(got_final), final)}
     for name, gradient in expected.items():
         if gradient is None:
             assert name not in got or not got[name].any(), name
@@ -69,6 +76,12 @@ def check(spec: RecurrenceSpec, gates: GateKind, T: int, chunk: int, seed: int) 
 def test_catalogue(name: str, gates: GateKind) -> None:
     spec = parse((CATALOGUE / f"{name}.rec").read_text(encoding="utf-8"))
     check(spec, gates, T=13, chunk=5, seed=1)
+
+
+@pytest.mark.parametrize("gates", ["mild", "resets"])
+@pytest.mark.parametrize("name", WIDER)
+def test_either_side_of_the_state(name: str, gates: GateKind) -> None:
+    check(parse(WIDER[name].text(name)), gates, T=13, chunk=5, seed=1)
 
 
 DECLARATIONS = """
