@@ -29,6 +29,12 @@ _RESERVED = (
 )  # fmt: skip
 
 
+_STATE_OFFSETS: Mapping[Axes, str] = {
+    ("K", "V"): "o_k[:, None] * V + o_v[None, :]",
+    ("V", "K"): "o_v[None, :] * K + o_k[:, None]",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """How a value lies in memory, as a kernel argument.
@@ -72,6 +78,7 @@ class _Walk:
     offsets: tuple[str, ...]
     state: str
     state_shape: str
+    state_offset: str
     before_loop: tuple[str, ...]
     chunk_index: str
     body: tuple[str, ...]
@@ -92,9 +99,20 @@ class _Prep:
 
 
 class KernelPrinter:
-    """Prints one kernel of ``plan``; ``memory`` tells where leaves, buffers and results lie."""
+    """Prints one kernel of ``plan``; ``memory`` tells where leaves, buffers and results lie.
 
-    def __init__(self, plan: KernelPlan, kernel: Kernel, memory: Mapping[int, Memory], title: str) -> None:
+    ``state_dims``: the order in which the caller's states have their axes.
+    """
+
+    def __init__(
+        self,
+        plan: KernelPlan,
+        kernel: Kernel,
+        memory: Mapping[int, Memory],
+        title: str,
+        state_dims: Axes = ("K", "V"),
+    ) -> None:
+        self.state_dims = state_dims
         self.plan = plan
         self.nodes = plan.plan.nodes
         self.kernel = kernel
@@ -159,6 +177,7 @@ class KernelPrinter:
                 offsets=self._offsets(),
                 state=self.state,
                 state_shape=shape,
+                state_offset=_STATE_OFFSETS[self.state_dims],
                 before_loop=tuple(self.before),
                 chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",
                 body=tuple(lines),

@@ -129,6 +129,8 @@ class _Spread:
         b = self.b
         parts: list[_Product | _Edge] = []
         for a, read, z in factors:
+            if self._composed(z, w, transposed):
+                a = self._masked(a, read)
             outer = _Product(a, z, read == "exclusive", read != "inclusive")
             parts += self._spread(outer, z, (), w, transposed)
         sums: dict[tuple[int, bool], tuple[int, bool]] = {}
@@ -163,6 +165,7 @@ class _Spread:
                 return [p for a in node.args for p in self._spread(outer, a, factors, w, transposed)]
             case "decay_apply":
                 inner, y, _ = node.args
+                inner = self._masked(inner, str(node.attr("read")))
                 exclusive = node.attr("read") == "exclusive"
                 if transposed:
                     a = b.apply(inner, self._scaled(factors, outer.a))
@@ -196,6 +199,20 @@ class _Spread:
                 return node.args[2] == w and bool(node.attr("transposed")) == transposed and meets
             case _:
                 return False
+
+    def _masked(self, a: int, read: str) -> int:
+        """Scores that are zero outside their read: the ops that take them look at no others."""
+        return (
+            a if self._triangular(a) else self.b.mask(a, "inclusive" if read == "inclusive" else "exclusive")
+        )
+
+    def _triangular(self, a: int) -> bool:
+        """Whether scores are known to be zero outside their read: what masks or forms them sees to it."""
+        node = self.b.nodes[a]
+        if node.op in ("add", "mul", "apply"):
+            known = [self._triangular(x) for x in node.args]
+            return any(known) if node.op == "mul" else all(known)
+        return node.op in ("mask", "decayed_score", "pairs_decay", "pick")
 
     def _is_edge(self, n: int, w: int, transposed: bool) -> bool:
         node = self.b.nodes[n]
