@@ -78,10 +78,18 @@ def _signature(spec: RecurrenceSpec) -> inspect.Signature:
 def _documentation(spec: RecurrenceSpec, text: str) -> str:
     body = text.split(f"recurrence {spec.name}", 1)[-1].strip()
     arguments = "\n".join(f"    {i.name}: {_layout(i)}" for i in spec.inputs)
+    carried = "\n".join(f"    {name}: {layout}" for name, layout in _carried(spec).items())
+    several = " (a named tuple)" if len(spec.carried) > 1 else ""
     return (
-        f"{spec.doc}\n\n{_indented(body)}\n\nArguments:\n{arguments}\n\n"
+        f"{spec.doc}\n\n{_indented(body)}\n\nArguments:\n{arguments}\n\nState{several}:\n{carried}\n\n"
         "Returns o, or (o, final state) with output_final_state=True. Consts may be given by name."
     )
+
+
+def _carried(spec: RecurrenceSpec) -> dict[str, str]:
+    """The layout of everything that goes from one call to the next."""
+    dims = [*(s.dims for s in spec.states), *(i.dims for i in spec.shifted)]
+    return {n: f"[{', '.join(('N', 'H', *map(str, d)))}]" for n, d in zip(spec.carried, dims, strict=True)}
 
 
 def _layout(decl: Input) -> str:

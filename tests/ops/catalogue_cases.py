@@ -24,11 +24,23 @@ from linalg_dsl.ops.reference import const_values, reference
 
 STEPS: dict[str, Step] = {**GATED, **DELTA, **MEMORY}
 
+_STATES = "several states do not compile yet"
+_VECTORS = "vector states do not compile yet"
+_ELEMENTWISE = "gates for every entry of the state do not compile yet"
+_VALUE = "transitions on the value side do not compile yet"
+_COUPLED = "coupled states do not compile yet"
 WAITING: dict[str, str] = {
-    "dfw": "gates on the value axis do not compile yet",
-    "longhorn": "gates for every entry of the state do not compile yet",
-    "rg_lru": "vector states do not compile yet",
+    "dfw": "gates on both axes do not compile yet",
+    "mamba2_negative": "signed gates do not compile yet",
 }
+WAITING |= dict.fromkeys(("longhorn", "mamba1"), _ELEMENTWISE)
+WAITING |= dict.fromkeys(("gated_oja", "gated_oja_channel"), _VALUE)
+WAITING |= dict.fromkeys(("hgrn", "rg_lru", "rwkv4"), _VECTORS)
+WAITING |= dict.fromkeys(("bd_lru", "h_lru", "gateloop", "lru", "s4d", "s5"), _COUPLED)
+WAITING |= dict.fromkeys(("mdn", "mdn_lagged", "titans_linear", "ttt_linear"), _COUPLED)
+WAITING |= dict.fromkeys(("based", "rebased", "normalised_linear_attention", "mlstm"), _STATES)
+WAITING |= dict.fromkeys(("abc", "gsa", "raven", "lightnet", "hla", "ccq"), _STATES)
+WAITING |= dict.fromkeys(("pgdn", "pkda", "osdn", "kalman"), _STATES)
 """Entries that do not compile yet, with the reason."""
 
 SMALLER = {"abc": {"m": 3.0}, "gsa": {"m": 3.0}, "raven": {"m": 3.0}}
@@ -72,7 +84,10 @@ STARTS: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """Inputs and initial states of one call, all of which want gradients."""
+    """Inputs and what is carried into the call, all of which want gradients.
+
+    ``states`` follows ``spec.carried``: the states, then the token before of inputs that are looked back to.
+    """
 
     name: str
     tensors: Named
@@ -118,11 +133,12 @@ def make_call(
     sizes |= const_values(spec, {"K": K, "V": V}, consts)
     generator = torch.Generator().manual_seed(seed + 77)
     states = {}
-    for state in spec.states:
-        shape = (B, H, *(d if isinstance(d, int) else int(sizes[d]) for d in state.dims))
+    dims = [*(s.dims for s in spec.states), *(i.dims for i in spec.shifted)]
+    for label, axes in zip(spec.carried, dims, strict=True):
+        shape = (B, H, *(d if isinstance(d, int) else int(sizes[d]) for d in axes))
         value = torch.randn(shape, generator=generator, dtype=torch.float64)
-        fit = STARTS.get(name, {}).get(state.name)
-        states[state.name] = value if fit is None else fit(value)
+        fit = STARTS.get(name, {}).get(label)
+        states[label] = value if fit is None else fit(value)
     return Call(
         name,
         {n: x.clone().requires_grad_() for n, x in tensors.items()},
@@ -131,11 +147,14 @@ def make_call(
 
 
 def by_hand(call: Call, starts: Named | None = None) -> list[Tensor]:
-    """o and the final states of the hand-written loop."""
+    """o and what is carried out of the hand-written loop; ``starts`` in place of the call's states."""
+    states = call.states if starts is None else starts
     timed = {i.name: call.tensors[i.name] for i in call.spec.inputs if i.timed}
     params = {i.name: call.tensors[i.name] for i in call.spec.inputs if not i.timed}
-    o, ends = run_loop(STEPS[call.name], timed, params, call.states if starts is None else starts)
-    return [o, *(ends[s.name] for s in call.spec.states)]
+    own = {s.name: states[s.name] for s in call.spec.states}
+    before = {i.name: states[f"{i.name}_prev"] for i in call.spec.shifted if f"{i.name}_prev" in states}
+    o, ends = run_loop(STEPS[call.name], timed, params, own, before)
+    return [o, *ends.values(), *(timed[i.name][:, -1] for i in call.spec.shifted)]
 
 
 def by_reference(call: Call) -> list[Tensor]:
@@ -157,7 +176,7 @@ def by_op(call: Call, function: Callable[..., Any], **options: Any) -> list[Tens
     initial = states[0] if len(states) == 1 else tuple(states)
     arguments = {**call.consts, **options, "initial_state": initial, "output_final_state": True}
     o, last = function(**call.tensors, **arguments)
-    return [o, *as_list(last)[: len(states)]]
+    return [o, *as_list(last)]
 
 
 def as_list(last: Tensor | Sequence[Tensor]) -> list[Tensor]:

@@ -143,6 +143,10 @@ def test_the_function_documents_itself() -> None:
     assert "w: [B, T, H, K], log decay" in doc
     assert "u: [H, K]" in doc
     assert "S_t = diag(exp(w_t)) S_{t-1} + k_t v_tᵀ" in doc
+    assert "State:\n    S: [N, H, K, V]\n" in doc
+    several = inspect.getdoc(ops.mlstm)
+    assert several is not None
+    assert "State (a named tuple):\n    m: [N, H]\n    C: [N, H, K, V]\n    n: [N, H, K]\n" in several
 
 
 def test_a_function_is_made_once_and_survives_pickling() -> None:
