@@ -1,8 +1,10 @@
 """The driver: from what a user wrote to a torch op, stage by stage.
 
 text or Python function -> RecurrenceSpec           language.parser, language.builder
-RecurrenceSpec          -> CanonicalRecurrence      planner.canonical
+RecurrenceSpec          -> CanonicalRecurrence      planner.canonical; where there is none
+                        -> StepForm                 planner.step_form
 CanonicalRecurrence     -> ChunkPlan (forward)      planner.chunkwise
+StepForm                -> ChunkPlan of one token   planner.step_plan
 ChunkPlan               -> ChunkPlan (backward)     planner.adjoint
 both plans              -> source of a module       codegen.emit
 source                  -> registered torch op      ops.library, ops.op
@@ -10,6 +12,7 @@ source                  -> registered torch op      ops.library, ops.op
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +21,13 @@ from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 
+_NOTED: set[str] = set()
+
 if TYPE_CHECKING:
     from linalg_dsl.language.builder import PythonRecurrence
     from linalg_dsl.ops.artefacts import Artefacts
     from linalg_dsl.ops.op import CompiledOp
+    from linalg_dsl.planner.step_form import StepForm
 
 
 def compile(
@@ -77,28 +83,67 @@ def derive(spec: RecurrenceSpec, options: CompileOptions, consts: Mapping[str, f
     """The spec in canonical form and its chunk plans, with the given consts as numbers."""
     from linalg_dsl.ops.artefacts import Artefacts
     from linalg_dsl.planner.adjoint import backward
-    from linalg_dsl.planner.canonical import canonicalise
     from linalg_dsl.planner.chunkwise import derive as chunk_form
+    from linalg_dsl.planner.classes import find_form
+    from linalg_dsl.planner.step_form import StepForm, step_plan
+    from linalg_dsl.planner.step_plan import step_backward
 
-    canonical = canonicalise(spec, consts)
-    forward = chunk_form(canonical)
-    return Artefacts(spec, canonical, forward, backward(forward))
+    form = find_form(spec, consts)
+    if isinstance(form, StepForm):
+        _note_slower_path(form, options)
+        token = step_plan(form)
+        return Artefacts(spec, form, token, step_backward(token))
+    forward = chunk_form(form)
+    return Artefacts(spec, form, forward, backward(forward))
 
 
 def emit(artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
     """The text of a backend's module."""
-    plans = (artefacts.canonical, artefacts.forward, artefacts.backward)
+    from linalg_dsl.planner.step_form import StepForm
+
+    plans = (artefacts.forward, artefacts.backward)
+    form = artefacts.form
+    if isinstance(form, StepForm):
+        return _emit_step(form, artefacts, backend, options)
     match backend:
         case "torch":
             from linalg_dsl.codegen.emit.torch_module import emit_torch
 
-            return emit_torch(*plans, chunk_size=options.chunk_size)
+            return emit_torch(form, *plans, chunk_size=options.chunk_size)
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            return emit_triton(*plans, chunk_size=options.chunk_size, invariant=options.invariant)
+            return emit_triton(form, *plans, chunk_size=options.chunk_size, invariant=options.invariant)
         case _:
             raise InternalError(f"no module for backend {backend}")
+
+
+def _emit_step(form: StepForm, artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
+    plans = (form, artefacts.forward, artefacts.backward)
+    match backend:
+        case "torch":
+            from linalg_dsl.codegen.emit.torch_step import emit_torch_step
+
+            return emit_torch_step(*plans, chunk_size=options.chunk_size)
+        case "triton":
+            from linalg_dsl.codegen.emit.triton_step import emit_triton_step
+
+            return emit_triton_step(*plans, chunk_size=options.chunk_size, invariant=options.invariant)
+        case _:
+            raise InternalError(f"no module for backend {backend}")
+
+
+def _note_slower_path(form: StepForm, options: CompileOptions) -> None:
+    """Says once per recurrence that its states are walked through token after token, and why."""
+    if form.name != "sequential":
+        return  # a scan is what its class promises
+    reason = "; ".join(form.reasons)
+    text = f"{form.spec.name} has no chunk form and is computed token after token: {reason}"
+    if options.strict:
+        raise ArgumentError(f"{text}; strict=True forbids that")
+    if text not in _NOTED:
+        _NOTED.add(text)
+        warnings.warn(text, stacklevel=2)
 
 
 def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:

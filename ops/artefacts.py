@@ -6,19 +6,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.options import CompileOptions
+from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.step_form import StepForm
 
 
 @dataclass(frozen=True)
 class Artefacts:
-    """A spec on its way to a kernel."""
+    """A spec on its way to a kernel; with a step form the plans are of one token."""
 
     spec: RecurrenceSpec
-    canonical: CanonicalRecurrence
+    form: CanonicalRecurrence | StepForm
     forward: ChunkPlan
     backward: ChunkPlan
+
+    @property
+    def canonical(self) -> CanonicalRecurrence:
+        """Form (1). Raises ``ArgumentError`` where there is none."""
+        if isinstance(self.form, StepForm):
+            raise ArgumentError(f"{self.spec.name} has no chunk form: {'; '.join(self.form.reasons)}")
+        return self.form
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from linalg_dsl.ops.artefacts import Artefacts
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.step_form import StepForm
 
 if TYPE_CHECKING:
     from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
+    from linalg_dsl.planner.step_verdict import StepExplanation
     from linalg_dsl.planner.verdict import Explanation
 
 
@@ -52,13 +54,16 @@ class Plan:
         *,
         dtype: str = "bfloat16",
         target: str = "sm_90",
-    ) -> Explanation:
+    ) -> Explanation | StepExplanation:
         """Verdict, derivation, chunk equations, costs, schedule, stability.
 
         B, T and H turn costs into totals, and the list of kernels into the launches of such a call (K and V
         128 where they are not given): their sizes, what they move, and the reasons. Raises ``ArgumentError``
         for an unknown dtype or target.
         """
+        form = self.artefacts.form
+        if isinstance(form, StepForm):
+            return self._explain_step(form, (B, T, H), (K, V))
         from linalg_dsl.codegen.schedule.describe import chosen_chunk, schedule_lines
         from linalg_dsl.planner.verdict import DEFAULT_SIZE, explain
 
@@ -82,6 +87,15 @@ class Plan:
             chunk_size=chunk,
             schedule=schedule,
         )
+
+    def _explain_step(
+        self, form: StepForm, calls: tuple[int | None, ...], sizes: tuple[int | None, int | None]
+    ) -> StepExplanation:
+        from linalg_dsl.codegen.schedule.step_split import schedule
+        from linalg_dsl.planner.step_verdict import StepExplanation
+
+        chosen = schedule(self.forward, self.backward)
+        return StepExplanation(form, self.forward, self.backward, calls, sizes, (str(chosen),))
 
     def to_latex(self) -> str:
         """The derivation as LaTeX."""

@@ -12,23 +12,23 @@ from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.errors import InternalError
-from linalg_dsl.planner.ops import FLOOR, Axes
+from linalg_dsl.planner.ops import FLOOR, Axes, ordered
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
 SUM, PRODUCT, NEGATION, POWER, ATOM = range(5)
 """Precedence of Python's operators; ``*`` and ``@`` share one level and group to the left."""
 
-_ORDER = ("t", "s", "K", "V")
 _INLINE_LIMIT = 72
 _LINE_LIMIT = 88
 _INLINE_OPS = frozenset(
-    {"add", "mul", "unary", "sum", "read", "apply", "apply_t", "from_start", "to_end", "write"}
+    {"add", "mul", "unary", "sum", "read", "apply", "apply_t", "from_start", "to_end", "write"} | {"contract"}
 )
 _PREFIX = {
     "score": "scores", "decayed_score": "scores", "mask": "scores", "pairs_decay": "decay", "read": "y",
     "apply": "y", "apply_t": "y", "write": "outer", "scale_state": "kept", "from_start": "since_start",
     "to_end": "until_end", "span_sum": "d_gate", "gate_sum": "d_gate", "pair_gate": "d_gate",
-    "boundary_gate": "d_gate", "decay_apply": "y", "sum": "total", "amax": "top",
+    "boundary_gate": "d_gate", "contract": "y", "swap": "turned", "decay_apply": "y", "sum": "total",
+    "amax": "top",
 }  # fmt: skip
 _METHODS = {
     "exp": "exp", "log": "log", "sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu", "sqrt": "sqrt",
@@ -58,7 +58,7 @@ class Text:
         """Indexed so that it broadcasts against a value with ``axes``."""
         if self.scalar or self.axes == axes:
             return self.at(level)
-        index = [":" if a in self.axes else "None" for a in _ORDER if a in axes or a in self.axes]
+        index = [":" if a in self.axes else "None" for a in ordered((*axes, *self.axes))]
         while index and index[0] == ":":
             del index[0]
         return f"{self.at(ATOM)}[..., {', '.join(index)}]" if index else self.at(level)
@@ -350,9 +350,13 @@ class ChunkPrinter:
     def _repeated(self, x: Text, axis: str, axes: Axes) -> Text:
         """A value repeated along an axis that it lacks."""
         self.used.add("repeat")
+        size = self._size(axis)
+        return call("repeat", self._tensor(x), str(_dim(axes, axis)), size, axes=axes)
+
+    def _size(self, axis: str) -> str:
         size = {"t": "C", "K": "K", "V": "V"}[axis]
         self.sizes.add(size)
-        return call("repeat", self._tensor(x), str(_dim(axes, axis)), size, axes=axes)
+        return size
 
     # -- the unit-triangular solve --------------------------------------------------------------
     def _solve(self, i: int, node: Node, live: frozenset[int]) -> None:
@@ -492,8 +496,7 @@ class ChunkPrinter:
 
 
 def _joined(a: Text, b: Text) -> Axes:
-    have = set(a.axes) | set(b.axes)
-    return tuple(x for x in _ORDER if x in have)
+    return ordered((*a.axes, *b.axes))
 
 
 def _dim(axes: Axes, axis: str) -> int:

@@ -326,7 +326,7 @@ def library_functions(wanted: Iterable[str]) -> tuple[str, ...]:
 @functools.cache
 def _library() -> tuple[Mapping[str, str], Mapping[str, tuple[str, ...]]]:
     text = template_text("tile_library.py")
-    functions = _functions(text)
+    functions = functions_of(text)
     calls = {
         name: tuple(
             n.func.id
@@ -344,10 +344,10 @@ def _library() -> tuple[Mapping[str, str], Mapping[str, tuple[str, ...]]]:
 @functools.cache
 def table_functions() -> tuple[str, ...]:
     """The functions of the block-size table, as text: one place for the facts, modules that stand alone."""
-    return tuple(_functions(Path(table.__file__).read_text(encoding="utf-8")).values())
+    return tuple(functions_of(Path(table.__file__).read_text(encoding="utf-8")).values())
 
 
-def _functions(text: str) -> dict[str, str]:
+def functions_of(text: str) -> dict[str, str]:
     """The source of each function of a module, decorators included."""
     lines = text.splitlines()
     out = {}

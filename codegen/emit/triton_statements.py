@@ -36,8 +36,8 @@ _UNARY = {
     "side": "tl.where({0} < 0, -1.0, 1.0)",
     "log_size": f"tl.log(tl.maximum(tl.abs({{0}}), {FLOOR!r}))",
 }
-_ZERO_AT_ZERO = frozenset({"tanh", "silu", "relu", "elu", "sqrt", "abs", "sign"})
-_SINGULAR = frozenset({"reciprocal", "rsqrt", "sqrt", "log", "pow"})
+ZERO_AT_ZERO = frozenset({"tanh", "silu", "relu", "elu", "sqrt", "abs", "sign"})
+SINGULAR = frozenset({"reciprocal", "rsqrt", "sqrt", "log", "pow"})
 """Not finite somewhere: on padding they are set to zero at once, since 0 times inf is not 0."""
 _LIBRARY = frozenset({"softplus", "tanh", "expm1", "sign", "step", "power"})
 _PREFIX = {
@@ -103,7 +103,7 @@ class Statements:
             return
         expression, zero = self._expression(node)
         name = self.names.unique(f"b_{self._label(n)}")
-        singular = node.op == "unary" and node.attr("fn") in _SINGULAR
+        singular = node.op == "unary" and node.attr("fn") in SINGULAR
         if (n in self.needs_zero or singular) and not zero and self._padded(node.axes):
             expression, zero = f"tl.where({self.mask(node.axes)}, {expression}, 0.0)", True
         self.lines.append(f"{name} = {expression}")
@@ -180,7 +180,7 @@ class Statements:
                 self.library.add("step")
                 return f"step({a} - {b})", False
             case "unary":
-                return self._unary(node), zeros[0] and node.attr("fn") in _ZERO_AT_ZERO
+                return self._unary(node), zeros[0] and node.attr("fn") in ZERO_AT_ZERO
             case "sum" | "amax":
                 return self._reduce(node), False
             case "tokens" | "expand":

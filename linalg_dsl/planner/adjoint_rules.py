@@ -102,6 +102,27 @@ def _write(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Seque
     return (b.read(z, d, con="V"), b.read(x, d, con="K"))
 
 
+def _contract(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
+    d = _one(cotangents)
+    x, y = b.nodes[node].args
+    return (_over_others(b, d, y, x), _over_others(b, d, x, y))
+
+
+def _over_others(b: PlanBuilder, d: int, y: int, x: int) -> int:
+    """d y, summed over the axes that x lacks: the first of them as one product."""
+    others = [a for a in b.axes(y) if a not in b.axes(x)]
+    return b.contract(d, y, others[0]) if others else b.mul(d, y)
+
+
+def _swap(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
+    attrs = dict(b.nodes[node].attrs)
+    return (b.swap(_one(cotangents), str(attrs["axis"]), str(attrs["other"])),)
+
+
+def _first(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
+    return (b.first(_one(cotangents), str(b.nodes[node].attr("axis"))),)
+
+
 def _mask(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
     return (b.mask(_one(cotangents), _read_kind(b, node)),)
 
@@ -198,6 +219,9 @@ RULES: Mapping[str, Rule] = {
     "apply_t": _apply_t,
     "read": _read,
     "write": _write,
+    "contract": _contract,
+    "swap": _swap,
+    "first": _first,
     "mask": _mask,
     "pairs_decay": _pairs_decay,
     "from_start": _from_start,

@@ -20,13 +20,13 @@ from linalg_dsl.algebra.expr import (
     Power,
     Product,
     Quotient,
-    Shape,
     Sum,
     Symbol,
     Transpose,
 )
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import PlanBuilder
 
 FINITE_AT_RESETS = ("exp", "sigmoid", "tanh", "elu")
@@ -113,12 +113,18 @@ class TokenExpressions:
         if declared is None:
             raise InternalError(f"{symbol.name} is neither an input, a param nor a const")
         op = "input" if declared.timed else "param"
-        axes = (("t",) if declared.timed else ()) + _axes(symbol.shape)
+        axes = self._leaf_axes(symbol, declared.timed)
         label = symbol.name if symbol.row is None else f"{symbol.name}_{symbol.row}"
         leaf = b.add_node(op, (), axes, label, name=symbol.name, row=symbol.row)
         if self._multiplied and declared.kind == "log_gate":
             return b.binary("maximum", leaf, b.number(RESET))
         return leaf
+
+    def _leaf_axes(self, symbol: Symbol, timed: bool) -> Axes:
+        axes = tuple(d for d in symbol.shape if d != 1)
+        if len(axes) > 1 or any(d not in ("K", "V") for d in axes):
+            raise InternalError(f"a symbol of shape {symbol.shape} is not an expression of one token")
+        return (*(("t",) if timed else ()), *(str(d) for d in axes))
 
     def _product(self, factors: tuple[Expr, ...]) -> int:
         """Combines neighbours, inner products first, so no outer product is ever formed."""
@@ -201,10 +207,3 @@ class TokenExpressions:
                 return b.mul(shifted, b.unary("reciprocal", b.sum(shifted, axis)))
             case _:
                 raise InternalError(f"unknown function {function}")
-
-
-def _axes(shape: Shape) -> tuple[str, ...]:
-    axes = tuple(d for d in shape if d != 1)
-    if len(axes) > 1 or any(d not in ("K", "V") for d in axes):
-        raise InternalError(f"a symbol of shape {shape} is not an expression of one token")
-    return tuple(str(d) for d in axes)

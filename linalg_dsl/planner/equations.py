@@ -47,10 +47,10 @@ class Equation:
 def equations(plan: ChunkPlan, forward: ChunkPlan | None = None) -> tuple[Equation, ...]:
     """The equations of a plan. With ``forward``, what that plan computes is referred to by name only."""
     if forward is None:
-        return _Writer(plan, {}, {}).run()
-    first = _Writer(forward, {}, {})
+        return Writer(plan, {}, {}).run()
+    first = Writer(forward, {}, {})
     first.run()
-    return _Writer(plan, shared_nodes(plan, forward), first.names).run()
+    return Writer(plan, shared_nodes(plan, forward), first.names).run()
 
 
 def legend(lines: Sequence[Equation], plan: ChunkPlan) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def legend(lines: Sequence[Equation], plan: ChunkPlan) -> tuple[str, ...]:
     return tuple(meaning.format(w=w) for sign, meaning in LEGEND if sign in text)
 
 
-class _Writer:
+class Writer:
     """``known``: nodes of an earlier plan, by this plan's numbers; ``names``: their names there."""
 
     def __init__(self, plan: ChunkPlan, known: Mapping[int, int], names: Mapping[int, str]) -> None:
@@ -238,6 +238,16 @@ class _Writer:
                 return arg(0, _SUM), _PRODUCT if args[0] in self.names else self._term(
                     self.plan.nodes[args[0]]
                 )[1]
+            case "contract":
+                return f"Σ_{attrs['axis']}({self._product(args)[0]})", _ATOM
+            case "swap" if len(node.axes) == 2 and node.axes == self.plan.nodes[args[0]].axes:
+                return f"{arg(0)}ᵀ", _ATOM
+            case "swap" | "first":
+                return arg(0, _SUM), _PRODUCT if args[0] in self.names else self._term(
+                    self.plan.nodes[args[0]]
+                )[1]
+            case "eye":
+                return "I", _ATOM
             case "score":
                 return f"{arg(0)} {arg(1)}ᵀ", _PRODUCT
             case "apply":

@@ -51,6 +51,8 @@ def run_chunk(
         if node.op == "number":
             value = torch.tensor(float(str(node.attr("value"))), dtype=some.dtype, device=some.device)
             results.append(value)
+        elif node.op == "eye":
+            results.append(torch.eye(sizes[node.axes[0]], dtype=some.dtype, device=some.device))
         elif node.op in LEAVES:
             results.append(values[leaf_key(node)])
         elif node.op == "pick":

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linalg_dsl.errors import InternalError
-from linalg_dsl.planner.ops import FLOOR, Axes
+from linalg_dsl.planner.ops import FLOOR, Axes, ordered
 from linalg_dsl.planner.plan import Node
 
 UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -49,6 +49,12 @@ def align(x: Tensor, have: Axes, want: Axes) -> Tensor:
     index = tuple(slice(None) if a in have else None for a in want)
     where = (..., *index)
     return x[where] if want else x
+
+
+def align_to(have: Sequence[str], x: Tensor, want: Axes) -> Tensor:
+    """A view of ``x``, whose trailing axes are ``have``, with these axes in the order ``want``."""
+    lead = x.dim() - len(have)
+    return x.permute(*range(lead), *(lead + have.index(a) for a in want))
 
 
 def expand(x: Tensor, have: Axes, want: Axes, sizes: Mapping[str, int]) -> Tensor:
@@ -177,6 +183,15 @@ def apply_op(node: Node, args: Sequence[Tensor], axes: Sequence[Axes], sizes: Ma
             return args[0].transpose(-1, -2) @ args[1]
         case "read":
             return args[0] @ (args[1] if attrs["con"] == "K" else args[1].transpose(-1, -2))
+        case "contract":
+            whole = ordered((*axes[0], *axes[1]))
+            a, b = (align(x, have, whole) for x, have in zip(args, axes, strict=True))
+            return (a * b).sum(whole.index(str(attrs["axis"])) - len(whole))
+        case "swap":
+            names = {str(attrs["axis"]): str(attrs["other"]), str(attrs["other"]): str(attrs["axis"])}
+            return align_to([names.get(a, a) for a in axes[0]], args[0], node.axes)
+        case "first":
+            return args[0]  # here one block has the whole axis
         case "mask":
             return torch.where(pair_mask(sizes["t"], read, args[0].device), args[0], 0.0)
         case "pairs_decay":

@@ -97,12 +97,12 @@ class PlanEntries:
             case "pairs_decay":
                 return self._pair(args[0], index, str(attrs["read"]))
             case "decayed_score":
-                d = self.plan.nodes[args[0]].axes[1]
+                axis = self.plan.nodes[args[0]].axes[1]
                 return total(
-                    arg(0, **{d: j})
-                    * arg(1, **{d: j}, t=index["s"])
-                    * self._pair(args[2], {**index, d: j}, str(attrs["read"]))
-                    for j in self._over(d)
+                    arg(0, **{axis: j})
+                    * arg(1, **{axis: j}, t=index["s"])
+                    * self._pair(args[2], {**index, axis: j}, str(attrs["read"]))
+                    for j in self._over(axis)
                 )
             case "from_start":
                 return self._decay(args[0], index, range(index["t"] + (0 if attrs["exclusive"] else 1)))
@@ -119,9 +119,8 @@ class PlanEntries:
                     made.append(arg(0, **pair) * decay * arg(1, t=other))
                 return total(made)
             case "boundary_gate":
-                (own,) = node.axes
-                other = OTHER[own]
-                product = total(arg(0, **{other: j}) * arg(1, **{other: j}) for j in self._over(other))
+                axis = OTHER[node.axes[0]]
+                product = total(arg(0, **{axis: j}) * arg(1, **{axis: j}) for j in self._over(axis))
                 return self._decay(args[2], index, self._over("t")) * product
             case "signs":
                 return self._signs(args[0], index, range(index["t"] + (0 if attrs["exclusive"] else 1)))

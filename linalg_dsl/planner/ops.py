@@ -12,12 +12,16 @@ tokens), ``s`` the second token axis of a score, ``K`` and ``V`` the state's axe
 Lambda_{t<-s} = exp(w_{s+1} + ... + w_t). Decay ops own their exponents: none hands out cumulative
 sums. Elementwise ops broadcast over missing axes. D stands for either of K and V.
 
+A plan of one token (``planner/step_plan.py``) has values without ``t``, and further axes: ``L``, ``M`` are K
+again and ``W``, ``Y`` are V again (the columns of square matrices); ``n`` is a small axis of that name.
+
 Which pairs a score has is its ``read``: inclusive s <= t with Lambda_{t<-s}; exclusive s < t with
 Lambda_{t-1<-s}; decayed s < t with Lambda_{t<-s}.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 Axes = tuple[str, ...]
@@ -26,6 +30,13 @@ OTHER = {"K": "V", "V": "K"}
 FLOOR = 1e-15
 """The least size of a gate declared in linear space: every term of the gradient of its logarithm has the gate
 as a factor, so the gradient divided by the size is right at 0 too, and what a reset lets through is 1e-15."""
+KEYS, VALUES = ("K", "L", "M"), ("V", "W", "Y")
+_RANK = {axis: i for i, axis in enumerate(("t", "s", "", *KEYS, *VALUES))}
+
+
+def ordered(axes: Iterable[str]) -> Axes:
+    """The axes of a value in the order in which every value has them: tokens, small axes, K, V."""
+    return tuple(sorted(set(axes), key=lambda a: (_RANK.get(a, _RANK[""]), a)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,11 @@ _TABLE: tuple[OpInfo, ...] = (
         True,
     ),
     OpInfo("pick", "attr index: entry of a solve: Z_1..Z_m, U_1..U_r", "solve"),
+    # one token: what an axis-by-axis product of the ops above cannot say
+    OpInfo("contract", "sum over attr axis of a b, of which both have that axis", "matmul"),
+    OpInfo("swap", "a with its axes attrs axis and other called by each other's name", "shape"),
+    OpInfo("eye", "1 where both its axes are equal, else 0", "leaf"),
+    OpInfo("first", "a in the first block of a split axis, 0 in the others", "shape"),
     # how kernels carry these out: made by the schedule, never by the planner
     OpInfo("ut_transform", "T = (I - G Sigma)^-1 as r x r blocks [t,s]; picks row-major", "lowered", True),
     OpInfo("total", "Lambda_{C<-0}", "lowered", True),
@@ -153,8 +169,8 @@ def contracted_axes(op: str, axes: tuple[Axes, ...], attrs: dict[str, object]) -
             return frozenset(axes[-1][1:])
         case "read":
             return frozenset({str(attrs["con"])})
-        case "sum" | "amax":
-            return frozenset({str(attrs["axis"])} & {"K", "V"})
+        case "sum" | "amax" | "contract":
+            return frozenset({str(attrs["axis"])} & {*KEYS, *VALUES})
         case "boundary_gate":
             return frozenset({"K"} if "V" in axes[2] else {"V"})
         case _:

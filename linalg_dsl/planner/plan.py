@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from linalg_dsl.errors import InternalError
-from linalg_dsl.planner.ops import OPS, OTHER, Axes
+from linalg_dsl.planner.ops import OPS, OTHER, Axes, ordered
 
 AttrValue = str | int | float | bool | None
 
@@ -175,6 +175,22 @@ class PlanBuilder:
                 a = self.sum(a, axis)
         return a
 
+    def swap(self, a: int, axis: str, other: str) -> int:
+        """The value with the names of two axes exchanged (a transpose, or a new name)."""
+        names = {axis: other, other: axis}
+        have = self.axes(a)
+        if axis == other or not set(have) & set(names):
+            return a
+        axes = ordered(names.get(x, x) for x in have)
+        return self.add_node("swap", (a,), axes, axis=min(axis, other), other=max(axis, other))
+
+    def eye(self, axis: str, other: str) -> int:
+        return self.add_node("eye", (), ordered((axis, other)))
+
+    def first(self, a: int, axis: str) -> int:
+        """What all blocks of ``axis`` hold alike, as a sum over blocks."""
+        return a if self.value_of(a) == 0 else self.add_node("first", (a,), self.axes(a), axis=axis)
+
     # -- products -----------------------------------------------------------------------------
     def score(self, x: int, y: int) -> int:
         self._same_rows(x, y)
@@ -191,6 +207,14 @@ class PlanBuilder:
 
     def write(self, x: int, z: int) -> int:
         return self._unless_zero((x, z), "write", ("K", "V"))
+
+    def contract(self, a: int, b: int, axis: str) -> int:
+        """sum over ``axis`` of a b: an inner product, a product with a matrix, of two matrices."""
+        for x, y in ((a, b), (b, a)):
+            if axis not in self.axes(x):
+                return self.mul(x, self.sum(y, axis))
+        axes = ordered(x for x in (*self.axes(a), *self.axes(b)) if x != axis)
+        return self.add_node("contract", (a, b), axes, axis=axis)
 
     def mask(self, a: int, read: str) -> int:
         if self.nodes[a].op == "mask" and self.nodes[a].attr("read") in (read, "exclusive"):
@@ -280,11 +304,10 @@ class PlanBuilder:
         )
 
     def _broadcast(self, a: int, b: int) -> Axes:
-        order = ("t", "s", "K", "V")
         have = set(self.axes(a)) | set(self.axes(b))
         if {"s"} <= have and have & {"K", "V"}:
             raise InternalError(f"cannot broadcast {self.axes(a)} with {self.axes(b)}")
-        return tuple(x for x in order if x in have)
+        return ordered(have)
 
     def _same_rows(self, x: int, y: int) -> None:
         if self.axes(x) != self.axes(y) and self.value_of(x) != 0 and self.value_of(y) != 0:

@@ -74,7 +74,7 @@ def prove(
     entries = 0
     results = [(name, i) for name, i in plan.outputs]
     results += [(f"{name}_C", after) for name, _, _, after in plan.carries]
-    dims = {f"{s.name}_C": s.dims for s in canonical.spec.states}
+    dims = {f"{s.name}_C": tuple(map(str, s.dims)) for s in canonical.spec.states}
     for name, node in results:
         for at in _places(stepped[name]):
             entries += 1

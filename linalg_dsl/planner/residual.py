@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from linalg_dsl.algebra.expr import ZERO, Expr, Number, Sum, mul
+from linalg_dsl.algebra.expr import ZERO, Expr, Sum, mul, number
 from linalg_dsl.algebra.factors import split_factors, total
 from linalg_dsl.planner.low_rank import without
 
-_MINUS = Number(-1)
+_MINUS = number(-1)
 
 
 def as_residuals(

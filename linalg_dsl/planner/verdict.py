@@ -134,9 +134,12 @@ class Explanation:
         sections = [
             ("the line", self.line),
             ("rewrites", rewrites or ["none needed: the line is in form (1) as it stands"]),
-            (f"form (1): {FORM},  U_t = B_tᵀ {_erased(self.recurrence)}", [_equation(e) for e in self.form]),
-            ("one chunk, rows are tokens", [_equation(e) for e in self.forward_equations]),
-            ("its gradients", [_equation(e) for e in self.backward_equations]),
+            (
+                f"form (1): {FORM},  U_t = B_tᵀ {_erased(self.recurrence)}",
+                [equation_text(e) for e in self.form],
+            ),
+            ("one chunk, rows are tokens", [equation_text(e) for e in self.forward_equations]),
+            ("its gradients", [equation_text(e) for e in self.backward_equations]),
             ("in this order", self.order),
             ("where", legend(made, self.forward)),
             ("proof", self.proof),
@@ -147,7 +150,7 @@ class Explanation:
         parts = [self.verdict]
         for title, lines in sections:
             if lines:
-                parts.append("\n".join([title, *(_wrap(line) for line in lines)]))
+                parts.append("\n".join([title, *(wrapped(line) for line in lines)]))
         return "\n\n".join(parts)
 
     def to_latex(self) -> str:
@@ -307,7 +310,7 @@ def _large(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
-def _equation(found: Equation) -> str:
+def equation_text(found: Equation) -> str:
     """Its text, which may be broken at the terms of its sum only."""
     depth, text = 0, ""
     whole = str(found)
@@ -318,7 +321,7 @@ def _equation(found: Equation) -> str:
     return text
 
 
-def _wrap(line: str) -> str:
+def wrapped(line: str) -> str:
     return textwrap.fill(
         line, WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False,
         break_on_hyphens=False, drop_whitespace=True, replace_whitespace=False,

@@ -16,7 +16,7 @@ from linalg_dsl.planner.evaluate import LeafKey, run_chunk
 from linalg_dsl.planner.ops import OPS, UNARY_FUNCTIONS, Axes
 from linalg_dsl.planner.plan import ChunkPlan, PlanBuilder
 
-SIZES = {"t": 6, "s": 6, "K": 3, "V": 4}
+SIZES = {"t": 6, "s": 6, "K": 3, "L": 3, "V": 4}
 TK: Axes
 TV: Axes
 TS: Axes
@@ -106,6 +106,14 @@ EXAMPLES = [
     Example("read over K", {"x": TK, "y": KV}, lambda b, x, y: b.read(x, y, "K")),
     Example("read over V", {"x": TV, "y": KV}, lambda b, x, y: b.read(x, y, "V")),
     Example("write", {"x": TK, "z": TV}, PlanBuilder.write),
+    Example("contract", {"x": ("K",), "y": ("K",)}, lambda b, x, y: b.contract(x, y, "K")),
+    Example("contract with a matrix", {"x": ("V",), "y": KV}, lambda b, x, y: b.contract(x, y, "V")),
+    Example(
+        "contract of matrices", {"x": ("K", "L"), "y": ("L", "V")}, lambda b, x, y: b.contract(x, y, "L")
+    ),
+    Example("swap of a name", {"x": KV}, lambda b, x: b.swap(x, "K", "L")),
+    Example("swap of rows and columns", {"x": ("K", "L")}, lambda b, x: b.swap(x, "L", "K")),
+    Example("first", {"x": KV}, lambda b, x: b.first(x, "V")),
     *(
         Example(f"mask {read}", {"a": TS}, lambda b, a, read=read: b.mask(a, read))
         for read in ("inclusive", "exclusive")

@@ -1,0 +1,228 @@
+"""The plans of one token as a plain PyTorch module: a loop over tokens, and one in reverse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from linalg_dsl.algebra.expr import Dim
+from linalg_dsl.codegen.emit.names import Names, ascii_text
+from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.signature import (
+    axis_source,
+    equations,
+    literal,
+    output_dims,
+    output_like,
+    row_count,
+    run_time_consts,
+    sized,
+    tuple_text,
+)
+from linalg_dsl.codegen.emit.torch_helpers import helper_sources
+from linalg_dsl.codegen.emit.torch_printer import Text
+from linalg_dsl.codegen.emit.torch_step_printer import TokenPrinter
+from linalg_dsl.language.spec import Input, RecurrenceSpec
+from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.step_form import StepForm
+from linalg_dsl.planner.step_values import state_axes
+
+CHUNK = 32
+"""Tokens between two saved states where the caller does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStepModule:
+    """What templates/torch_step_module.py.jinja asks for."""
+
+    title: str
+    version: str
+    equations: tuple[str, ...]
+    name_literal: str
+    input_names: str
+    const_names: str
+    timed: str
+    states: str
+    starts: str
+    output_dims: str
+    chunk: int
+    inputs: tuple[str, ...]
+    forward_args: tuple[str, ...]
+    forward_lines: tuple[str, ...]
+    forward_result: str
+    backward_args: tuple[str, ...]
+    backward_lines: tuple[str, ...]
+    backward_result: str
+    has_gradient: str
+    state_layouts: tuple[str, ...]
+    state_shapes: str
+    output_shape: str
+    output_like: int
+    first_timed: int
+    size_names: str
+    size_sources: tuple[str, ...]
+    helpers: tuple[str, ...]
+
+
+def emit_torch_step(
+    form: StepForm, forward: ChunkPlan, backward: ChunkPlan, chunk_size: int | None = None
+) -> str:
+    """The text of a module with ``forward`` and ``backward`` over whole sequences.
+
+    The text depends on nothing but the arguments and this package's version.
+    """
+    spec = form.spec
+    ((_, o_node),) = forward.outputs
+    consts = run_time_consts(spec, forward, backward)
+    numbers = dict(form.consts)
+    fwd = _Function(spec, forward, consts, numbers, backward=False)
+    o, *after = fwd.run([o_node, *(c[3] for c in forward.carries)])
+    states = [s.name for s in spec.states]
+    next_states = [fwd.turned_state(s, x) for s, x in zip(states, after, strict=True)]
+    bwd = _Function(spec, backward, consts, numbers, backward=True)
+    reverse = {c[0]: c[3] for c in backward.carries if c[1] == "reverse"}
+    gradients = dict(backward.outputs)
+    texts = bwd.run([*(reverse[s] for s in states), *gradients.values()])
+    d_states = [bwd.turned_state(s, x) for s, x in zip(states, texts, strict=False)]
+    parts = dict(zip(gradients, texts[len(states) :], strict=True))
+    grads = [bwd.gradient(decl, parts) for decl in spec.inputs]
+    dims = output_dims(spec)
+    axes = [a for a in ("K", "V") if any(a in i.dims for i in spec.inputs)]
+    sources = [axis_source(spec, a) for a in axes]
+    return render(
+        "torch_step_module.py.jinja",
+        TorchStepModule(
+            title=ascii_text(spec.name),
+            version=version("linalg_dsl"),
+            equations=equations(spec),
+            name_literal=f'"{ascii(spec.name)[1:-1]}"',
+            input_names=literal(i.name for i in spec.inputs),
+            const_names=literal(consts),
+            timed=tuple_text(repr(i.timed) for i in spec.inputs),
+            states=literal(states),
+            starts=tuple_text(_float(s.start) for s in spec.states),
+            output_dims=repr(sized(dims, numbers)),
+            chunk=chunk_size or CHUNK,
+            inputs=tuple(fwd.inputs),
+            forward_args=tuple(fwd.args),
+            forward_lines=fwd.body(),
+            forward_result=", ".join([_turned(o.code, dims), *next_states]),
+            backward_args=tuple(bwd.args),
+            backward_lines=bwd.body(),
+            backward_result=f"{tuple_text(d_states)}, {tuple_text(grads)}",
+            has_gradient=tuple_text(repr(g != "None") for g in grads) if "None" in grads else "",
+            state_layouts=tuple(
+                f"{fwd.leaves['carry', s.name]} [{', '.join(['N', 'H', *map(str, s.dims)])}]"
+                for s in spec.states
+            ),
+            state_shapes=tuple_text(tuple_text(fwd.size(d) for d in s.dims) for s in spec.states),
+            output_shape=tuple_text(["batch", "length", "heads", *(fwd.size(d) for d in dims)]),
+            output_like=output_like(spec),
+            first_timed=next(i for i, decl in enumerate(spec.inputs) if decl.timed),
+            size_names=", ".join(["batch", "length", "heads", *axes]),
+            size_sources=tuple(f"tensors[{i}].shape[{at}]" for i, at in sources),
+            helpers=helper_sources(fwd.printer.used | bwd.printer.used),
+        ),
+    )
+
+
+class _Function:
+    """Argument names and the printer of one token's function."""
+
+    def __init__(
+        self,
+        spec: RecurrenceSpec,
+        plan: ChunkPlan,
+        consts: tuple[str, ...],
+        numbers: Mapping[str, float],
+        *,
+        backward: bool,
+    ) -> None:
+        self.spec = spec
+        self.numbers = numbers
+        self.names = names = Names(reserved=("K", "V"))
+        self.leaves: dict[tuple[str, str], str] = {}
+        first = [(("carry", s.name), s.name) for s in spec.states]
+        if backward:
+            output = spec.outputs[0].target
+            first += [(("carry_reverse", s.name), f"d{s.name}") for s in spec.states]
+            first += [(("cotangent", output), f"d_{output}")]
+        for key, wanted in first:
+            self.leaves[key] = names.unique(wanted)
+        leading = list(self.leaves.values())
+        self.inputs = [names.unique(decl.name) for decl in spec.inputs]
+        for decl, name in zip(spec.inputs, self.inputs, strict=True):
+            self.leaves["input" if decl.timed else "param", decl.name] = name
+        for const in consts:
+            self.leaves["const", const] = names.unique(const)
+        last = [self.leaves["const", c] for c in consts]
+        self.args = [*leading, *self.inputs, *last]
+        rows = {str(d): int(d if isinstance(d, int) else numbers.get(d, 0)) for d in _dims(spec)}
+        self.printer = TokenPrinter(plan, self.leaves, names, like=leading[0], rows=rows)
+        self.before: list[str] = []
+
+    def run(self, roots: Sequence[int]) -> list[Text]:
+        """The texts of the roots, after views of states that lie the other way round."""
+        for state in self.spec.states:
+            if turned(state.dims):
+                for kind in ("carry", "carry_reverse"):
+                    name = self.leaves.get((kind, state.name))
+                    if name is not None:
+                        self.before.append(f"{name} = {name}.mT")
+        return self.printer.run(roots)
+
+    def size(self, dim: Dim) -> str:
+        if isinstance(dim, int):
+            return str(dim)
+        return dim if dim in ("K", "V") else str(int(self.numbers[dim]))
+
+    def turned_state(self, state: str, value: Text) -> str:
+        """The text of a state or its gradient as it lies in memory."""
+        dims = next(s.dims for s in self.spec.states if s.name == state)
+        like = self.leaves["carry", state]
+        return _turned(f"torch.full_like({like}, {value.code})" if value.scalar else value.code, dims)
+
+    def gradient(self, decl: Input, parts: Mapping[str, Text]) -> str:
+        """One gradient of the input's shape: rows stacked, zero where unused; "None" where there is none."""
+        whole = parts.get(f"d_{decl.name}")
+        rows = [parts.get(f"d_{decl.name}[{j}]") for j in range(row_count(decl, self.numbers))]
+        used = [row.code for row in rows if row is not None]
+        if not used:
+            return "None" if whole is None else whole.code
+        zero = f"torch.zeros_like({used[0]})"
+        stacked = ", ".join(zero if row is None else row.code for row in rows)
+        name = self.names.unique(f"d_{decl.name}")
+        sum_of_both = "" if whole is None else f" + {whole.code}"
+        self.printer.lines.append(f"{name} = torch.stack([{stacked}], {-len(decl.dims)}){sum_of_both}")
+        return name
+
+    def body(self) -> tuple[str, ...]:
+        """The statements, after the sizes that they mention."""
+        lines = list(self.before)
+        for axis in sorted(self.printer.sizes):
+            name, at = self._source(axis)
+            lines.append(f"{axis} = {name}.shape[{at}]")
+        return (*lines, *self.printer.lines)
+
+    def _source(self, axis: str) -> tuple[str, int]:
+        i, at = axis_source(self.spec, axis)
+        return self.inputs[i], at
+
+
+def turned(dims: Sequence[Dim]) -> bool:
+    """Whether a value with these dimensions lies in memory with its axes the other way round."""
+    return len(dims) == 2 and dims[0] != dims[1] and tuple(map(str, dims)) != state_axes(dims)
+
+
+def _turned(code: str, dims: Sequence[Dim]) -> str:
+    return f"{code}.mT" if turned(dims) and code.isidentifier() else code
+
+
+def _dims(spec: RecurrenceSpec) -> set[Dim]:
+    given = {d for i in spec.inputs for d in i.dims} | {d for s in spec.states for d in s.dims}
+    return given - {"K", "V"}
+
+
+def _float(x: float) -> str:
+    return f'float("{x}")' if x in (float("inf"), float("-inf")) else repr(x)

@@ -1,0 +1,279 @@
+"""The plans of one token as one Python module: two Triton kernels, and the functions that launch them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from linalg_dsl.algebra.expr import Dim
+from linalg_dsl.codegen.emit.names import Names, ascii_text
+from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.signature import (
+    axis_source,
+    equations,
+    head_counts,
+    literal,
+    output_dims,
+    output_like,
+    row_count,
+    run_time_consts,
+    sized,
+    tuple_text,
+)
+from linalg_dsl.codegen.emit.triton_module import functions_of, library_functions
+from linalg_dsl.codegen.emit.triton_step_kernel import StepText, backward_kernel, forward_kernel
+from linalg_dsl.codegen.emit.triton_step_memory import StepNames
+from linalg_dsl.codegen.schedule import step_table
+from linalg_dsl.codegen.schedule.step_split import StepSchedule, needs_states, schedule
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.step_form import StepForm
+
+CHUNK = 32
+"""Tokens between two saved states where the caller does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonStepModule:
+    """What templates/step_module.py.jinja asks for."""
+
+    title: str
+    version: str
+    equations: tuple[str, ...]
+    schedule: str
+    name_literal: str
+    input_names: str
+    inputs_ascii: str
+    const_names: str
+    timed: str
+    dims: str
+    states: str
+    state_dims: str
+    state_count: int
+    state_layouts: tuple[str, ...]
+    whole_states: str
+    output_dims: str
+    library: tuple[str, ...]
+    kernels: tuple[str, ...]
+    inputs: str
+    consts: str
+    output: str
+    output_like: int
+    partial_output: bool
+    saves: bool
+    forward_launch: str
+    cotangent: str
+    backward_buffers: tuple[str, ...]
+    backward_launch: str
+    gradients: tuple[str, ...]
+    dry_gradients: str
+    partial_rows: bool
+    first_timed: int
+    head_counts: str
+    key: str
+    value: str
+    chunk_size: int
+    own_dims: str
+    cut: str
+    blocks: str
+    split: str
+    least: int
+    invariant: bool
+    table: tuple[str, ...]
+
+
+def emit_triton_step(
+    form: StepForm,
+    forward: ChunkPlan,
+    backward: ChunkPlan,
+    chunk_size: int | None = None,
+    invariant: bool = False,
+) -> str:
+    """The text of a module with ``forward`` and ``backward`` over whole sequences.
+
+    ``chunk_size``: tokens between two saved states. ``invariant``: nothing about a call but K, V, dtype and
+    device decides how it is computed. The text depends on nothing but the arguments and this
+    package's version.
+    """
+    return _Emitter(form, schedule(forward, backward), chunk_size or CHUNK, invariant).run()
+
+
+class _Emitter:
+    def __init__(self, form: StepForm, plan: StepSchedule, chunk: int, invariant: bool) -> None:
+        self.spec: RecurrenceSpec = form.spec
+        self.plan = plan
+        self.chunk = chunk
+        self.invariant = invariant
+        self.numbers = dict(form.consts)
+        self.consts = run_time_consts(self.spec, plan.forward, plan.backward)
+        names = Names(
+            reserved=(
+                "call", "tensors", "consts", "cu_seqlens", "dry", "save", "residuals", "initial_states",
+                "output_final_state", "firsts", "lasts", "marks", "kept", "d_o", "d_firsts", "d_lasts",
+                "d_finals", "d_initials",
+            )
+        )  # fmt: skip
+        spec = self.spec
+        self.inputs = {i.name: names.unique(i.name) for i in spec.inputs}
+        self.const_args = {c: names.unique(c) for c in self.consts}
+        output = spec.outputs[0].target
+        self.output = names.unique(output)
+        self.cotangent = names.unique(f"d_{output}")
+        self.gradients = {i: names.unique(f"d_{a}") for i, a in self.inputs.items()}
+        self.order = {i.name: n for n, i in enumerate(spec.inputs)}
+        self.counts = {i.name: row_count(i, self.numbers) for i in spec.inputs}
+        dims = {d for i in spec.inputs for d in i.dims} | {d for s in spec.states for d in s.dims}
+        rows = {str(d): self._number(d) for d in dims - {"K", "V"}}
+        self.launcher = StepNames(
+            names.unique(spec.name), self.inputs, self.const_args, self.output, self.cotangent,
+            self.gradients, rows, self.counts,
+        )  # fmt: skip
+
+    def run(self) -> str:
+        spec, plan = self.spec, self.plan
+        first = forward_kernel(spec, plan, self.launcher)
+        second = backward_kernel(spec, plan, self.launcher)
+        saves = needs_states(plan.backward)
+        whole = tuple(plan.split is not None and plan.split not in s.dims for s in spec.states)
+        out = output_dims(spec)
+        cut = {"K": "self.key", "V": "self.value", None: "0"}[plan.split]
+        return render(
+            "step_module.py.jinja",
+            TritonStepModule(
+                title=ascii_text(spec.name),
+                version=version("linalg_dsl"),
+                equations=equations(spec),
+                schedule=str(plan).removeprefix("step: ")[0].upper() + str(plan).removeprefix("step: ")[1:],
+                name_literal=f'"{ascii(spec.name)[1:-1]}"',
+                input_names=literal(i.name for i in spec.inputs),
+                inputs_ascii=literal(self.inputs.values()),
+                const_names=literal(self.consts),
+                timed=repr(tuple(i.timed for i in spec.inputs)),
+                dims=repr(tuple(self._dims(i.dims) for i in spec.inputs)),
+                states=literal(s.name for s in spec.states),
+                state_dims=repr(tuple(self._dims(s.dims) for s in spec.states)),
+                state_count=len(spec.states),
+                state_layouts=tuple(
+                    f"{ascii_text(s.name)} [{', '.join(['N', 'H', *map(str, s.dims)])}]" for s in spec.states
+                ),
+                whole_states=repr(whole),
+                output_dims=repr(self._dims(out)),
+                library=library_functions(first.library | second.library),
+                kernels=(first.text.rstrip(), second.text.rstrip()),
+                inputs=", ".join(self.inputs.values()),
+                consts=", ".join(self.const_args.values()),
+                output=self.output,
+                output_like=output_like(spec),
+                partial_output=plan.partial_output,
+                saves=saves,
+                forward_launch=self._launch(first),
+                cotangent=self.cotangent,
+                backward_buffers=(*self._buffers(), *self._kept(second)),
+                backward_launch=self._launch(second),
+                gradients=tuple(self._gradient(i) for i in self.inputs),
+                dry_gradients=", ".join(
+                    f"torch.empty_like({a})" if self._leaves(i) else "None" for i, a in self.inputs.items()
+                ),
+                partial_rows=self._has_unused_rows(),
+                first_timed=next(i for i, decl in enumerate(spec.inputs) if decl.timed),
+                head_counts=head_counts(spec),
+                key=self._size("K"),
+                value=self._size("V"),
+                chunk_size=self.chunk,
+                own_dims=repr(tuple(self._dims([d for d in s.dims if d != plan.split]) for s in spec.states)),
+                cut=cut,
+                blocks=f"({cut} + self.block - 1) // self.block" if plan.split else "1",
+                split=repr(plan.split),
+                least=16 if self._has_dots() else 1,
+                invariant=self.invariant,
+                table=tuple(functions_of(Path(step_table.__file__).read_text(encoding="utf-8")).values()),
+            ),
+        )
+
+    # -- shapes ---------------------------------------------------------------------------------------
+    def _number(self, dim: Dim) -> int:
+        return dim if isinstance(dim, int) else int(self.numbers[dim])
+
+    def _dims(self, dims: Sequence[Dim]) -> tuple[str | int, ...]:
+        return sized(dims, self.numbers)
+
+    def _size(self, axis: str) -> str:
+        try:
+            i, at = axis_source(self.spec, axis)
+        except ArgumentError:
+            return "1"  # no tensor has this axis
+        return f"tensors[{i}].shape[{at}]"
+
+    def _has_dots(self) -> bool:
+        """Whether matrices are multiplied, which takes tiles of 16 at least."""
+        return any(
+            n.op == "contract" and len({a for x in n.args for a in p.nodes[x].axes}) == 3
+            for p in (self.plan.forward, self.plan.backward)
+            for n in p.nodes
+        )
+
+    # -- gradients ------------------------------------------------------------------------------------
+    def _leaves(self, name: str) -> list[str]:
+        """The names of the gradients of one tensor: whole, or of rows."""
+        found = [r for r, _ in self.plan.backward.outputs]
+        return [r for r in found if r == f"d_{name}" or r.startswith(f"d_{name}[")]
+
+    def _is_partial(self, result: str) -> bool:
+        return result in self.plan.partial_gradients
+
+    def _written(self, name: str) -> list[tuple[str, bool]]:
+        """(name of the buffer, whether it has partial sums) of each buffer of a gradient."""
+        leaves = self._leaves(name)
+        own = self.gradients[name]
+        buffers = [(own, self._is_partial(r)) for r in leaves if "[" not in r]
+        rows = [self._is_partial(r) for r in leaves if "[" in r]
+        return buffers + ([(f"{own}_rows", any(rows))] if rows else [])
+
+    def _buffers(self) -> list[str]:
+        lines = []
+        for name in self.inputs:
+            dims = repr(self._dims(self.spec.input(name).dims))
+            lines += [
+                f"{buffer} = call.gradient({self.order[name]}, {partial}, {dims})"
+                for buffer, partial in self._written(name)
+            ]
+        return lines
+
+    def _gradient(self, name: str) -> str:
+        written = self._written(name)
+        if not written:
+            return "None"
+        i = self.order[name]
+        if len({partial for _, partial in written}) == 1:
+            return f"call.finish({i}, {written[0][1]}, {', '.join(b for b, _ in written)})"
+        return " + ".join(f"call.finish({i}, {partial}, {b})" for b, partial in written)
+
+    def _has_unused_rows(self) -> bool:
+        """Whether a gradient [n, D] has rows that the kernel does not write."""
+        for decl in self.spec.inputs:
+            rows = [r for r in self._leaves(decl.name) if "[" in r]
+            if rows and len(rows) < self.counts[decl.name]:
+                return True
+        return False
+
+    def _kept(self, text: StepText) -> list[str]:
+        used = [t for t in text.tensors if t.startswith("kept[")]
+        if not used:
+            return []
+        items = (
+            f"call.kept({self._dims(s.dims)!r})" if f"kept[{i}]" in used else "None"
+            for i, s in enumerate(self.spec.states)
+        )
+        return [f"kept = [{', '.join(items)}]"]
+
+    # -- launches -------------------------------------------------------------------------------------
+    def _launch(self, text: StepText) -> str:
+        ratios = [str(i) for i, a in enumerate(self.inputs.values()) if f"R_{a}" in text.constants]
+        flags = [f"{n}={v}" for n, v in text.flags]
+        if "SAVE" in text.constants:
+            flags.append("SAVE=bool(residuals)")
+        rest = "".join(f", {x}" for x in (*ratios, *flags))
+        return f"call.step({text.name}, {tuple_text(text.tensors)}, {tuple_text(text.scalars)}{rest})"

@@ -1,0 +1,155 @@
+"""A recurrence of several states as stages: recurrences of their own that feed each other.
+
+The states that need each other's past are one component, and each component is a stage: an ordinary
+``RecurrenceSpec`` whose inputs are inputs of the whole, values of the token before (shifts) or what
+earlier stages hand over. What a later stage or the output reads of an earlier state is the output of
+that state's stage (``planner/state_reads.py`` says what a read is). A stage has one output: a state that is
+read in several ways is run several times. Elementwise work stands in the equations of the stage that uses
+it; what no stage can do, since its axes are not the stage's or nothing linear is left to do, is a step on
+tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from linalg_dsl.algebra.expr import Dim, Expr
+from linalg_dsl.errors import InternalError
+from linalg_dsl.language.printer import show_expr, show_float
+from linalg_dsl.language.spec import RecurrenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """``name``: the value ``of`` at the token before.
+
+    Before the first token of a sequence stands the carried tensor ``first`` of the call, or ``start``
+    where it is not handed in. ``carries``: its last token is part of what the call hands on.
+    """
+
+    name: str
+    of: str
+    first: str
+    start: float = 0.0
+    carries: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}_t = {self.of}_{{t-1}}, from {self.first} or {show_float(self.start)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStep:
+    """``name``: an expression of values at one token, computed in float32.
+
+    ``dims``: its axes, of the whole recurrence. ``timed`` is false where it is made of params only.
+    """
+
+    name: str
+    value: Expr
+    dims: tuple[Dim, ...]
+    timed: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.name}{'_t' if self.timed else ''} = {show_expr(self.value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One recurrence: ``arguments`` are the values of its inputs, in order, ``result`` that of its output.
+
+    ``axes``: the axis of the whole recurrence that each axis of the stage is. ``keeps``: its final states
+    are those of the call (of the runs that share an update, the first).
+    """
+
+    spec: RecurrenceSpec
+    arguments: tuple[str, ...]
+    result: str
+    axes: tuple[tuple[str, Dim], ...] = ()
+    keeps: bool = True
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return tuple(s.name for s in self.spec.states)
+
+    def __str__(self) -> str:
+        given = ", ".join(self.arguments)
+        axes = "".join(f", {a} is {b}" for a, b in self.axes if a != b)
+        text = "\n".join(f"    {line}".rstrip() for line in str(self.spec).rstrip().splitlines())
+        return f"{self.result}_t = {self.spec.name}({given}){axes}\n{text}"
+
+
+Step = Shift | TokenStep | Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The steps of a recurrence in an order in which every value is made before it is used.
+
+    Values are the inputs and params of ``spec`` and the names of the steps; ``output`` is the value that
+    the call gives.
+    """
+
+    spec: RecurrenceSpec
+    steps: tuple[Step, ...]
+    output: str
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Stage))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the recurrence is one stage: itself."""
+        return len(self.steps) == 1 and self.stages[:1] != () and self.stages[0].spec is self.spec
+
+    def __str__(self) -> str:
+        return "\n".join([f"stages of {self.spec.name}", *(f"  {s}" for s in self.steps)])
+
+
+def single(spec: RecurrenceSpec) -> Stages:
+    """The recurrence as one stage."""
+    names = tuple(i.name for i in spec.inputs)
+    output = spec.outputs[0].target
+    return Stages(spec, (Stage(spec, names, output),), output)
+
+
+def verify(stages: Stages) -> None:
+    """Raises ``InternalError`` where a value is used before it is made, or a state is not handed on once."""
+    known = {i.name for i in stages.spec.inputs}
+    carried = {s.name for s in stages.spec.states}
+    kept: list[str] = []
+    for step in stages.steps:
+        match step:
+            case Shift(of=of):
+                _need(known, (of,), step.name)
+                made = step.name
+            case TokenStep(value=value):
+                _need(known, _value_names(value), step.name)
+                made = step.name
+            case Stage():
+                _need(known, step.arguments, step.spec.name)
+                if len(step.arguments) != len(step.spec.inputs):
+                    raise InternalError(f"stage {step.spec.name} has {len(step.spec.inputs)} inputs")
+                if not set(step.states) <= carried:
+                    raise InternalError(f"stage {step.spec.name} has a state of its own")
+                kept += step.states if step.keeps else ()
+                made = step.result
+        if made in known:
+            raise InternalError(f"{made} is made twice")
+        known.add(made)
+    if sorted(kept) != sorted(carried):
+        raise InternalError(f"final states of {sorted(kept)}, expected {sorted(carried)}")
+    if stages.output not in known:
+        raise InternalError(f"nothing makes the output {stages.output}")
+
+
+def _value_names(value: Expr) -> Sequence[str]:
+    from linalg_dsl.algebra.traverse import symbols
+
+    return [s.name for s in symbols(value) if s.time is not None]
+
+
+def _need(known: set[str], names: Iterable[str], user: str) -> None:
+    if missing := [n for n in names if n not in known]:
+        raise InternalError(f"{user} uses {missing[0]} before it is made")
