@@ -23,9 +23,8 @@ _RESERVED = (
     "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_token",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
-    "b_decayed_state", "b_limit",
-    "first_mark", "parity_sign", "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum",
-    "row_sums", "column_sums", "anchored_intervals", "meeting_blocks",
+    "b_decayed_state", "b_limit", "first_mark", "parity_sign", "softplus", "tanh", "expm1", "sign", "step",
+    "power", "pairs_decay", "span_sum", "row_sums", "column_sums", "anchored_intervals", "meeting_blocks",
 )  # fmt: skip
 
 

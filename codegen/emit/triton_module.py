@@ -37,7 +37,6 @@ from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.stability import solve_is_bounded
 
-
 _SIZES = {"K": "self.key", "V": "self.value"}
 
 
@@ -147,8 +146,9 @@ class _Emitter:
     def run(self) -> str:
         spec, plan = self.spec, self.plan
         memory = self._memory()
+        state_dims = tuple(map(str, spec.states[0].dims))
         printed = {
-            k.name: KernelPrinter(plan, k, memory, self.title, spec.states[0].dims).run()
+            k.name: KernelPrinter(plan, k, memory, self.title, state_dims).run()
             for k in (*plan.forward, *plan.backward)
         }
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
@@ -207,8 +207,8 @@ class _Emitter:
                 value_from=value[0],
                 value_axis=value[1],
                 summed=_SIZES[summed_axis(plan)],
-                state_dims=", ".join(map(str, spec.states[0].dims)),
-                state_shape=", ".join(_SIZES[str(d)] for d in spec.states[0].dims),
+                state_dims=", ".join(state_dims),
+                state_shape=", ".join(_SIZES[d] for d in state_dims),
                 solve_precision='"tf32"' if solve_is_bounded(self.rec, spec) else '"tf32x3"',
                 chunk_size=self.chunk_size or 0,
                 decay=repr(decay),

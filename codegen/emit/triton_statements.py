@@ -43,7 +43,9 @@ _LIBRARY = frozenset({"softplus", "tanh", "expm1", "sign", "step", "power"})
 _PREFIX = {
     "score": "a", "decayed_score": "a", "mask": "a", "pairs_decay": "decay", "read": "y", "apply": "y",
     "apply_t": "y", "from_start": "since_start", "to_end": "until_end", "total": "decay_chunk",
-    "write": "s_add", "signs": "signs", "sign_total": "sign_chunk", "span_sum": "dw", "gate_sum": "dw", "sum": "total", "ut_transform": "ut",
+    "write": "s_add",
+    "signs": "signs", "sign_total": "sign_chunk", "span_sum": "dw", "gate_sum": "dw", "sum": "total",
+    "ut_transform": "ut",
 }  # fmt: skip
 
 

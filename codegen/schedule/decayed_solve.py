@@ -142,8 +142,9 @@ class _Spread:
                 edges[part.exclusive] = made if before is None else b.add(before, made)
             else:
                 key = (part.z, part.exclusive)
-                a, strict = sums.get(key, (None, True))
-                sums[key] = (part.a if a is None else b.add(a, part.a), strict and part.strict)
+                known = sums.get(key)
+                a = b.add(known[0], part.a) if known else part.a
+                sums[key] = (a, part.strict and (known is None or known[1]))
         terms = []
         for (z, exclusive), (a, strict) in sums.items():
             read = "exclusive" if exclusive else "decayed" if strict else "inclusive"
@@ -156,7 +157,7 @@ class _Spread:
     def _spread(
         self, outer: _Product, z: int, factors: tuple[int, ...], w: int, transposed: bool
     ) -> list[_Product | _Edge]:
-        """D(A) (f z) for the product of the factors f, as a sum without a decayed product of a carried value."""
+        """D(A) (f z) for the product of the factors f, without a decayed product of a carried value."""
         b, node = self.b, self.b.nodes[z]
         if not self._composed(z, w, transposed):
             return [_Product(outer.a, self._scaled(factors, z), outer.exclusive, outer.strict)]
