@@ -26,6 +26,7 @@ from linalg_dsl.algebra.expr import (
     Expr,
     Hadamard,
     Identity,
+    Iterate,
     Number,
     Power,
     Product,
@@ -259,6 +260,8 @@ class _Step:
         self.before = before
         self.sizes = sizes
         self.updates = updates or {}
+        self.rows: dict[str, int] = {}
+        """The substep of every loop that is running, from 0."""
         self._sample = next(iter(now.values()), torch.zeros((), dtype=torch.float64))
 
     def state(self, name: str) -> Tensor:
@@ -294,11 +297,26 @@ class _Step:
                 return torch.diag_embed(self.evaluate(arg).squeeze(-1))
             case Call(function, args):
                 return _call(function, [self.evaluate(a) for a in args])
+            case Iterate():
+                return self._iterate(expr)
             case _:
                 raise InternalError(f"the reference cannot evaluate {type(expr).__name__}")
 
     def _number(self, value: Fraction) -> Tensor:
         return torch.tensor(float(value), dtype=self._sample.dtype, device=self._sample.device)
+
+    def _iterate(self, loop: Iterate) -> Tensor:
+        """The substeps one after the other; ``now`` holds the running state meanwhile."""
+        count = float(self.evaluate(loop.count))
+        if count != int(count) or count < 1:
+            raise ArgumentError(f"{count:g} substeps of {loop.name}: expected a positive whole number")
+        running = self.evaluate(loop.start)
+        for step in range(int(count)):
+            self.now[loop.name] = running
+            self.rows[loop.index] = step
+            running = self.evaluate(loop.body)
+        del self.now[loop.name], self.rows[loop.index]
+        return running
 
     def _symbol(self, symbol: Symbol) -> Tensor:
         if symbol.time == -1:
@@ -312,7 +330,8 @@ class _Step:
         if symbol.row is None:
             return value
         # one row of [n, D] is a column D x 1, one entry of [n] a scalar
-        return value[..., symbol.row, :].unsqueeze(-1)
+        row = self.rows[symbol.row] if isinstance(symbol.row, str) else symbol.row
+        return value[..., row, :].unsqueeze(-1)
 
     def _product(self, factors: Sequence[Expr]) -> Tensor:
         """Left to right; a stretch that has become 1 x 1 scales what follows: (qᵀ k) v."""

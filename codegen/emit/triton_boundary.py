@@ -33,7 +33,8 @@ class BoundaryText:
         self.later = False
         """Whether what is multiplied is known only after the body: signs or other decays of the chunk."""
         axis = boundary.axis
-        self.over = "KV".index("V" if axis == "K" else "K")
+        self.over = out.tile(("K", "V")).index("V" if axis == "K" else "K")
+        self.tokens = out.tile(("t", axis)).index("t")
         self.mask = f"m_{axis.lower()}"
         self.place = f" + (i_ch * H + i_h) * {axis} + o_{axis.lower()}"
 
@@ -74,7 +75,10 @@ class BoundaryText:
 
     def _record(self) -> list[str]:
         sums = self._sums()
-        return ["if not EXACT:", f"    tl.store({self._moved()}, tl.sum({sums}, 0), mask={self.mask})"]
+        return [
+            "if not EXACT:",
+            f"    tl.store({self._moved()}, tl.sum({sums}, {self.tokens}), mask={self.mask})",
+        ]
 
     # -- the later walk ---------------------------------------------------------------------------------
     def _take_up(self) -> list[str]:
@@ -111,19 +115,19 @@ class BoundaryText:
             "else:",
             f"    b_limit = tl.where({total} > 0, b_limit * {total}, 0.0)",
             "    # Cauchy-Schwarz: without this bound no digit is right under strong gates",
-            f"    b_bound = tl.minimum(tl.maximum(b_h - tl.sum({sums}, 0), -b_limit), b_limit)",
+            f"    b_bound = tl.minimum(tl.maximum(b_h - tl.sum({sums}, {self.tokens}), -b_limit), b_limit)",
             f"    tl.store({result}, b_bound, mask={self.mask})",
             f"    b_h = b_bound + tl.load({moved}, mask={self.mask}, other=0.0)",
         ]
 
     # -- memory -----------------------------------------------------------------------------------------
     def _every(self) -> str:
-        place = " + (i_ch * H + i_h) * K * V + o_k[:, None] * V + o_v[None, :]"
+        place = f" + (i_ch * H + i_h) * K * V + {self.out.state_offset()}"
         return f"{self.pointer(f'marks{self.suffix}')}{place}"
 
     def _mark(self) -> str:
         place = f"((first_mark + i_c // {SEGMENT}) * H + i_h) * K * V"
-        return f"{self.pointer(f'marks{self.suffix}')} + {place} + o_k[:, None] * V + o_v[None, :]"
+        return f"{self.pointer(f'marks{self.suffix}')} + {place} + {self.out.state_offset()}"
 
     def _norms(self) -> str:
         return f"{self.pointer(f'norms{self.suffix}')}{self.place}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.names import Names
@@ -12,26 +12,19 @@ from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, boundary_suffix
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
-from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
 from linalg_dsl.errors import InternalError
-from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import Node
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT",
     "PRECISION", "SOLVE", "SUMS", "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST", "p_first", "p_last",
-    "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_token",
+    "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_first",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
     "b_decayed_state", "b_limit", "first_mark", "parity_sign", "softplus", "tanh", "expm1", "sign", "step",
     "power", "pairs_decay", "span_sum", "row_sums", "column_sums", "anchored_intervals", "meeting_blocks",
 )  # fmt: skip
-
-
-_STATE_OFFSETS: Mapping[Axes, str] = {
-    ("K", "V"): "o_k[:, None] * V + o_v[None, :]",
-    ("V", "K"): "o_v[None, :] * K + o_k[:, None]",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +71,7 @@ class _Walk:
     state: str
     state_shape: str
     state_offset: str
+    state_mask: str
     before_loop: tuple[str, ...]
     chunk_index: str
     body: tuple[str, ...]
@@ -121,7 +115,13 @@ class KernelPrinter:
         self.names = names
         self.state = "b_s"
         self.phases = phases(self.nodes, kernel) if kernel.family == "prep" else None
-        self.out = Statements(self.nodes, self._blocks(), names, needs_zero=self._needs_zero())
+        self.out = Statements(
+            self.nodes,
+            self._blocks(),
+            names,
+            needs_zero=self._needs_zero(),
+            turned=turned_axis(self.nodes, kernel),
+        )
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
         self.ratios: dict[str, None] = {}
@@ -143,7 +143,7 @@ class KernelPrinter:
             )  # fmt: skip
         return KernelText(
             self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars.values()),
-            self._constants(), frozenset(self.out.library), self._tile_kinds(),
+            self._constants(), frozenset(self.out.library), tile_kinds(self.nodes, kernel),
         )  # fmt: skip
 
     # -- families -------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class KernelPrinter:
             lines += term.behind()
         lines = without_unused([*self._row_lines(), *lines])
         self.out.lines = lines
-        shape = ", ".join(self._blocks()[a].length for a in ("K", "V"))
+        shape = ", ".join(self._blocks()[a].length for a in self.out.tile(("K", "V")))
         return render(
             "walk.py.jinja",
             _Walk(
@@ -176,7 +176,8 @@ class KernelPrinter:
                 offsets=self._offsets(),
                 state=self.state,
                 state_shape=shape,
-                state_offset=_STATE_OFFSETS[self.state_dims],
+                state_offset=self.out.state_offset(self.state_dims),
+                state_mask=self.out.mask(("K", "V")),
                 before_loop=tuple(self.before),
                 chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",
                 body=tuple(lines),
@@ -317,29 +318,37 @@ class KernelPrinter:
         axes = node.axes
         if axes == ("t", "s"):
             return " + (i_ch * H + i_h) * (C * C) + o_t[:, None] * C + o_t[None, :]", ""
-        if "t" in axes:
-            place = self._row(f"i_token * {heads} + {head}", memory)
-        else:
-            place = f"({head})" if node.op == "param" else f"(i_ch * {heads} + {head})"
-            if memory.rows > 1:
-                place = f"({place} * {memory.rows} + {memory.row})"
         wide = axes[-1] if axes and axes[-1] != "t" else None
-        if wide is None:
-            return f" + {place}", "m_t" if axes else ""
-        offset = f"o_{wide.lower()}"
-        if len(axes) == 2:
-            return f" + {place}[:, None] * {wide} + {offset}[None, :]", self.out.mask(axes)
-        return f" + {place} * {wide} + {offset}", self.out.mask(axes)
-
-    def _row(self, expression: str, memory: Memory) -> str:
-        """The name of the row numbers of a chunk's tokens in a tensor."""
+        offset = f"o_{wide.lower()}" if wide else ""
+        if "t" in axes:
+            row, step = self._row(heads, head, memory)
+            if wide is None:
+                return f" + {row} + {step}", "m_t"
+            down, across = "[:, None]", "[None, :]"
+            if self.out.tile(axes) != axes:
+                down, across = across, down
+            return f" + {row} * {wide} + ({step}{down} * {wide} + {offset}{across})", self.out.mask(axes)
+        place = f"({head})" if node.op == "param" else f"(i_ch * {heads} + {head})"
         if memory.rows > 1:
-            expression = f"({expression}) * {memory.rows} + {memory.row}"
-        if expression not in self.rows:
-            number = f"_{memory.row}" if memory.rows > 1 else ""
-            of = f"_{memory.argument}{number}" if memory.ratio else number
-            self.rows[expression] = self.names.unique(f"r{of or '_token'}")
-        return self.rows[expression]
+            place = f"({place} * {memory.rows} + {memory.row})"
+        return (f" + {place} * {wide} + {offset}", self.out.mask(axes)) if wide else (f" + {place}", "")
+
+    def _row(self, heads: str, head: str, memory: Memory) -> tuple[str, str]:
+        """The names of the row of a chunk's first token in a tensor, and of the steps from it in rows.
+
+        The first is one 64-bit number, the steps are the same for every chunk: no address of a tile is
+        multiplied out in 64 bits, chunk after chunk.
+        """
+        first, step = f"i_first * {heads} + {head}", f"o_t * {heads}"
+        number = ""
+        if memory.rows > 1:
+            first, step = f"({first}) * {memory.rows} + {memory.row}", f"{step} * {memory.rows}"
+            number = f"_{memory.row}"
+        of = (f"_{memory.argument}{number}" if memory.ratio else number) or "_token"
+        for prefix, expression in (("r", first), ("t", step)):
+            if expression not in self.rows:
+                self.rows[expression] = self.names.unique(f"{prefix}{of}")
+        return self.rows[first], self.rows[step]
 
     def _row_lines(self) -> list[str]:
         return [f"{name} = {expression}" for expression, name in self.rows.items()]
@@ -392,22 +401,21 @@ class KernelPrinter:
         extra = boundary.pair_values if boundary else ()
         return zero_wanted(self.nodes) | frozenset(extra)
 
-    def _tile_kinds(self) -> tuple[str, ...]:
-        """The axes of every tile loaded in the loop, owned axis "o" and split axis "b"."""
-        split = self.kernel.split
-        kinds: list[str] = []
-        for n in self.kernel.loads:
-            axes: Axes = self.nodes[n].axes
-            if "t" in axes and len(axes) == 2:
-                kinds.append("".join(a if a in "ts" else "b" if a == split else "o" for a in axes))
-        return tuple(sorted(kinds))
-
     def _doc(self) -> str:
         if self.kernel.family == "prep":
             return "One chunk of one head: what needs no state."
         owned = "K" if self.kernel.split == "V" else "V"
         order = "first to last" if self.kernel.direction == "forward" else "last to first"
         return f"One sequence, head and block of {self.kernel.split}: all of {owned}, chunks from {order}."
+
+
+def turned_axis(nodes: Sequence[Node], kernel: Kernel) -> str | None:
+    """The axis that stands first in a walk's tiles: the split one, unless a sum over tokens wants rows."""
+    split = kernel.split
+    by_rows = ("from_start", "to_end", "gate_sum", "decayed_scores", "decay_adjoints", "decay_applies")
+    if split and any(nodes[n].op in by_rows and split in nodes[n].axes for n in kernel.body):
+        return None
+    return split
 
 
 def without_unused(lines: list[str]) -> list[str]:

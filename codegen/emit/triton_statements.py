@@ -75,6 +75,12 @@ class Statements:
     zero: set[int] = field(default_factory=set)
     """Values known to be zero on padding."""
     needs_zero: frozenset[int] = frozenset()
+    turned: str | None = None
+    """The axis that stands first in its tiles, those of tokens and of states: the one that a walk splits.
+
+    A product's first operand and its result then have the block's rows, 64 or more, where the tensor cores
+    want 64; a chunk may be shorter. Its second operand is a tile as it was loaded.
+    """
     picks: dict[tuple[int, int], str] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
     """Lines that belong before a loop over blocks: where its sums begin."""
@@ -121,7 +127,7 @@ class Statements:
             return
         expression, _ = self._expression(node)
         name = self.names.unique(f"b_{self._label(n)}")
-        sizes = "".join(f"{self.blocks[a].length}, " for a in node.axes)
+        sizes = "".join(f"{self.blocks[a].length}, " for a in self.tile(node.axes))
         start = "float('-inf')" if node.op == "amax" else "0.0"
         self.first.append(f"{name} = " + (f"tl.full(({sizes}), {start}, tl.float32)" if sizes else start))
         if node.op == "amax":
@@ -142,7 +148,13 @@ class Statements:
             text = f"{text}.to(tl.float32)"
         if axes is None or node.axes == axes or not node.axes:
             return text
-        return f"{text}[{', '.join(':' if a in node.axes else 'None' for a in axes)}]"
+        return f"{text}[{', '.join(':' if a in node.axes else 'None' for a in self.tile(axes))}]"
+
+    def tile(self, axes: Axes) -> Axes:
+        """The axes of a value in the order of its tile."""
+        if len(axes) == 2 and self.turned == axes[1]:
+            return axes[::-1]
+        return axes
 
     def operand(self, n: int) -> str:
         """The operand of a product."""
@@ -150,10 +162,18 @@ class Statements:
 
     def mask(self, axes: Axes) -> str:
         parts = []
-        for i, axis in enumerate(axes):
+        for i, axis in enumerate(self.tile(axes)):
             index = "" if len(axes) == 1 else "[:, None]" if i == 0 else "[None, :]"
             parts.append(f"{self.blocks[axis].mask}{index}")
         return " & ".join(parts)
+
+    def state_offset(self, dims: Axes = ("K", "V")) -> str:
+        """Where the entries of a state's tile lie in a matrix in memory with these rows and columns."""
+        first = self.tile(("K", "V"))[0]
+        rows, columns = ("[:, None]", "[None, :]") if first == "K" else ("[None, :]", "[:, None]")
+        if dims == ("V", "K"):
+            return f"o_k{rows} + o_v{columns} * K"
+        return f"o_k{rows} * V + o_v{columns}"
 
     def _padded(self, axes: Axes) -> bool:
         return bool(axes) and "s" not in axes
@@ -186,17 +206,15 @@ class Statements:
             case "sum" | "amax":
                 return self._reduce(node), False
             case "tokens" | "expand":
-                shape = ", ".join(self.blocks[a].length for a in axes)
+                shape = ", ".join(self.blocks[a].length for a in self.tile(axes))
                 source = self.value(args[0], axes)
                 if not self.nodes[args[0]].axes:
                     return f"tl.full(({shape},), 0.0, tl.float32) + {source}", False
                 return f"tl.broadcast_to({source}, ({shape}))", False
             case "score":
                 return self._dot(self.operand(args[0]), f"tl.trans({self.operand(args[1])})"), True
-            case "apply":
-                return self._dot(self.operand(args[0]), self.operand(args[1])), True
-            case "apply_t":
-                return self._dot(f"tl.trans({self.operand(args[0])})", self.operand(args[1])), True
+            case "apply" | "apply_t":
+                return self._apply(*args, transposed=node.op == "apply_t"), True
             case "read":
                 return self._read(node), True
             case "write":
@@ -225,13 +243,16 @@ class Statements:
             case "to_end":
                 return f"tl.exp({self._sums(args[0], wide, after=True, strict=True)})", False
             case "total":
-                return f"tl.exp(tl.sum({args[0]}, 0))", False
+                of = self.nodes[node.args[0]].axes
+                return f"tl.exp(tl.sum({args[0]}, {self.tile(of).index('t')}))", False
             case "signs":
                 negative = f"tl.where({args[0]} < 0, 1.0, 0.0)"
                 count = self._sums(negative, wide, after=False, strict=bool(node.attr("exclusive")))
                 return self._call("parity_sign", count), False
             case "sign_total":
-                return self._call("parity_sign", f"tl.sum(tl.where({args[0]} < 0, 1.0, 0.0), 0)"), False
+                negative = f"tl.where({args[0]} < 0, 1.0, 0.0)"
+                tokens = self.tile(self.nodes[node.args[0]].axes).index("t")
+                return self._call("parity_sign", f"tl.sum({negative}, {tokens})"), False
             case "gate_sum":
                 after, strict = {
                     "from_start": (True, False),
@@ -248,12 +269,21 @@ class Statements:
             return self._call("column_sums", arg, "C", *flags, "SUMS=SUMS")
         return self._call("row_sums", arg, "C", *flags)
 
+    def _apply(self, a: int, z: int, *, transposed: bool) -> str:
+        scores, rows = self.operand(a), self.operand(z)
+        if self.tile(self.nodes[z].axes)[0] != "t":
+            return self._dot(rows, scores if transposed else f"tl.trans({scores})")
+        return self._dot(f"tl.trans({scores})" if transposed else scores, rows)
+
     def _read(self, node: Node) -> str:
         """x S. A factor per token scales the product: fewer numbers, and x goes in as it was loaded."""
         x, state = node.args
         factor, x = self._token_factor(x)
-        of_state = self.operand(state)
-        product = self._dot(self.operand(x), of_state if node.attr("con") == "K" else f"tl.trans({of_state})")
+        of_x, of_state = self.operand(x), self.operand(state)
+        if self.tile(node.axes)[0] != "t":
+            product = self._dot(of_state, f"tl.trans({of_x})")
+        else:
+            product = self._dot(of_x, of_state if node.attr("con") == "K" else f"tl.trans({of_state})")
         return product if factor is None else f"{self.value(factor, node.axes)} * {product}"
 
     def _write(self, node: Node) -> str:
@@ -262,12 +292,21 @@ class Statements:
         (of_x, bare_x), (of_z, bare_z) = self._token_factor(x), self._token_factor(z)
         if of_x is not None and self.blocks["V"].length == "BLOCK":
             scaled = f"({self.value(of_x, self.nodes[z].axes)} * {self.value(z)}).to(DOT)"
-            return self._dot(f"tl.trans({self.operand(bare_x)})", scaled)
-        decays = of_z is not None and self.nodes[of_z].op in ("from_start", "to_end")
-        if of_z is not None and decays and self.blocks["K"].length == "BLOCK":
+            return self._outer(self.operand(bare_x), scaled)
+        if of_z is not None and self.blocks["K"].length == "BLOCK":
             scaled = f"({self.value(of_z, self.nodes[x].axes)} * {self.value(x)}).to(DOT)"
-            return self._dot(f"tl.trans({scaled})", self.operand(bare_z))
-        return self._dot(f"tl.trans({self.operand(x)})", self.operand(z))
+            return self._outer(scaled, self.operand(bare_z))
+        return self._outer(self.operand(x), self.operand(z))
+
+    def _outer(self, x: str, z: str) -> str:
+        """A state from the tiles of x [t, K] and z [t, V]."""
+        match self.turned:
+            case "V":
+                return self._dot(z, x)
+            case "K":
+                return self._dot(x, z)
+            case _:
+                return self._dot(f"tl.trans({x})", z)
 
     def _token_factor(self, n: int) -> tuple[int | None, int]:
         """(f, x) where n is f x with f one number per token (or one in all) and x as it was loaded."""
@@ -299,7 +338,7 @@ class Statements:
 
     def _reduce(self, node: Node) -> str:
         source = self.nodes[node.args[0]]
-        axis = source.axes.index(str(node.attr("axis")))
+        axis = self.tile(source.axes).index(str(node.attr("axis")))
         value = self.value(node.args[0])
         if node.op == "amax":
             return f"tl.max(tl.where({self.mask(source.axes)}, {value}, float('-inf')), {axis})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Kernel, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.table import (
     choose_chunk,
     choose_prep,
@@ -159,14 +159,6 @@ def kernel_schedule(
     )
     return KernelSchedule(
         kernel, lanes * blocks, blocks, block, warps, stages, read, whole * (blocks - 1), written, reasons
-    )
-
-
-def tile_kinds(nodes: Sequence[Node], kernel: Kernel) -> tuple[str, ...]:
-    """The axes of every tile that a walk loads in its loop, "o" for the axis it owns, "b" for its block."""
-    wide = (nodes[n].axes for n in kernel.loads if "t" in nodes[n].axes and len(nodes[n].axes) == 2)
-    return tuple(
-        sorted("".join(a if a in "ts" else "b" if a == kernel.split else "o" for a in axes) for axes in wide)
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from linalg_dsl.planner.ops import Axes
-from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.plan import ChunkPlan, Node
 
 Direction = Literal["forward", "reverse"]
 Axis = Literal["K", "V"]
@@ -120,3 +121,15 @@ class KernelPlan:
             note = "saved if a gradient is wanted" if b.only_saved else "saved" if b.saved else "temporary"
             lines.append(f"  buffer {b.name} [{', '.join(b.axes)}] {b.element}, {note}")
         return "\n".join(lines)
+
+
+def tile_kinds(nodes: Sequence[Node], kernel: Kernel) -> tuple[str, ...]:
+    """The axes of every tile that a walk loads in its loop, "o" for the axis it owns, "b" for its block.
+
+    The other walk's state, which a boundary term takes up in float32, counts as two.
+    """
+    wide = (nodes[n].axes for n in kernel.loads if "t" in nodes[n].axes and len(nodes[n].axes) == 2)
+    kinds = ["".join(a if a in "ts" else "b" if a == kernel.split else "o" for a in axes) for axes in wide]
+    if kernel.boundary and kernel.direction != kernel.boundary.keeper:
+        kinds += ["ob", "ob"]
+    return tuple(sorted(kinds))

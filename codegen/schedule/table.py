@@ -49,12 +49,13 @@ def choose_walk(
 ) -> tuple[int, int, int]:
     """(block of the split axis, warps, stages) of a walk that owns ``own`` and splits ``split``.
 
-    Wide blocks while the card stays full (``lanes`` sequences x heads over ``units`` multiprocessors);
-    then as many stages as shared memory allows, three at most: half of it where there are more programs
-    than multiprocessors, so that two run on one.
+    Wide blocks, of 128 with chunks of 64, while the card stays full (``lanes`` sequences x heads over
+    ``units`` multiprocessors); then as many stages as shared memory allows, three at most: half of it
+    where there are more programs than multiprocessors, so that two run on one.
     """
     own, split = next_power(own), next_power(split)
-    block = min(split, 64 if own <= 128 else 32 if own <= 256 else 16)
+    wide = 128 if chunk >= 64 and shared > 200_000 else 64  # with less a wide block spills
+    block = min(split, wide if own <= 128 else 32 if own <= 256 else 16)
     if operand_bytes == 4:
         block = min(block, 32)
     while block > 16 and lanes * (split // block) < 0.75 * units:

@@ -137,10 +137,15 @@ def _settle(
     for _ in range(2 * len(states) + 1):
         before = dict(guesses)
         one_pass = _Pass(guesses, shape_of)
+        met: set[str] = set()
         for name, node in equations:
             guess = one_pass.of(node)
-            if name not in fixed:
-                guesses[name] = guess.unsure() if name in states else guess
+            if name in fixed:
+                continue
+            if name in met:  # a state with substeps has several equations
+                guess = alike([guesses[name], guess])
+            met.add(name)
+            guesses[name] = guess.unsure() if name in states else guess
         if guesses == before:
             break
     return guesses
@@ -215,6 +220,8 @@ def shown_by(update: Expr, state: str) -> Shape:
                 return call("diag", [of(arg)])
             case ex.Call(function, args):
                 return call(function, [of(a) for a in args])
+            case ex.Iterate(_, _, _, start, body):
+                return alike([of(start), of(body)])
             case _:
                 return known(expr.shape)
 

@@ -191,6 +191,14 @@ def _one_state(spec: RecurrenceSpec) -> State:
             "supported yet",
             state.span or spec.updates[0].span,
         )
+    if spec.shifted:
+        shift = f"{spec.shifted[0].name}_{{t-1}}"
+        raise DslError.single(
+            "E902",
+            f"the shift {shift} is not supported yet",
+            spec.updates[0].span,
+            f"pass the shifted tensor as an input of its own, such as `{spec.shifted[0].name}_before`",
+        )
     if len(spec.outputs) != 1:
         raise DslError.single("E958", f"{spec.name} has several outputs; only one is supported yet")
     for axis in state.dims:

@@ -282,7 +282,16 @@ def variants(module: Any, call: Any, rest: tuple[Any, ...]) -> Iterator[tuple[st
             new |= {"VB": block, "V_BLOCKS": -(-call.value // block)}
             yield f"KB{block} w{warps}", (programs, *middle, new, warps, 1)
     elif "BLOCK" in more:
-        for block, warps, stages in ((32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 8, 3), (128, 8, 2)):
+        for block, warps, stages in (
+            (32, 4, 3),
+            (64, 4, 2),
+            (64, 4, 3),
+            (64, 4, 4),
+            (64, 8, 3),
+            (128, 4, 3),
+            (128, 8, 2),
+            (128, 8, 3),
+        ):
             new = {**more, "BLOCK": block, "BLOCKS": 128 // block, "STAGES": stages}
             count = programs // more["BLOCKS"] * (128 // block)
             yield f"B{block} w{warps} s{stages}", (count, *middle, new, warps, stages)

@@ -88,11 +88,49 @@ def dense(x: Tensors, s: Tensors) -> tuple[Tensor, Tensors]:
     return S.T @ x["q"], {"S": S}
 
 
+def gated_delta_product(x: Tensors, s: Tensors) -> tuple[Tensor, Tensors]:
+    S = x["g"].exp() * s["S"]
+    for k, v, beta in zip(x["k"], x["v"], x["beta"], strict=True):
+        S = S - beta * outer(k, S.T @ k - v)
+    return S.T @ x["q"], {"S": S}
+
+
+def mamba3(x: Tensors, s: Tensors) -> tuple[Tensor, Tensors]:
+    a, d = torch.exp(-x["A"] * x["delta"]), x["delta"]
+    S = a * s["S"] + (1 - x["lam"]) * d * a * outer(s["B_prev"], s["x_prev"])
+    S = S + x["lam"] * d * outer(x["B"], x["x"])
+    return S.T @ x["C"], {"S": S, "B_prev": x["B"], "x_prev": x["x"]}
+
+
+def shifted_bindings(x: Tensors, s: Tensors) -> tuple[Tensor, Tensors]:
+    def unit(k: Tensor) -> Tensor:
+        return x["mu"] * k / torch.sqrt((x["mu"] * k) @ (x["mu"] * k) + 1e-6)
+
+    mixed = x["mu"] * unit(x["k"]) + (1 - x["mu"]) * unit(s["k_prev"])
+    S = s["g_prev"].exp()[:, None] * s["S"] + outer(mixed, x["v"])
+    return S.T @ x["q"], {"S": S, "k_prev": x["k"], "g_prev": x["g"]}
+
+
+def substeps_of_everything(x: Tensors, s: Tensors) -> tuple[Tensor, Tensors]:
+    m = s["m"] + 1
+    for i in range(2):
+        m = torch.maximum(m, x["beta"][i] + x["q"] @ x["k"][i])
+    q, S = x["q"] / m, s["S"]
+    for j in range(2):
+        y = x["k"][j] + s["k_prev"][j]
+        y = y / torch.sqrt(y @ y + 1e-6)
+        R = x["a"][j].exp() * S
+        S = R - x["beta"][j] * outer(y, R.T @ y - x["v"][j]) / m
+    for _ in range(3):
+        S = S - outer(q, S.T @ q) / 20 + outer(q, x["v"][0]) + 0.1 * s["S"]
+    return S.T @ q + s["S"].T @ x["q"], {"m": m, "S": S, "k_prev": x["k"]}
+
+
 BY_HAND: dict[str, Step] = {
     f.__name__: f
     for f in (
         mlstm, gsa, rwkv4, momentum_delta, mamba1, gated_oja, two_layers, lightnet,
-        reads_on_the_key_side, dense,
+        reads_on_the_key_side, dense, gated_delta_product, mamba3, shifted_bindings, substeps_of_everything,
     )
 }  # fmt: skip
 
@@ -106,13 +144,13 @@ def test_every_step_is_what_stands_there(name: str) -> None:
     last = (last,) if isinstance(last, Tensor) else last
     for b in range(B):
         for h in range(H):
-            states = {s.name: g[b, h] for s, g in zip(spec.states, given, strict=True)}
+            states = {n: g[b, h] for n, g in zip(spec.carried, given, strict=True)}
             for t in range(T):
                 now = {i.name: x[i.name][b, t, h] if i.timed else x[i.name][h] for i in spec.inputs}
                 out, states = BY_HAND[name](now, states)
                 torch.testing.assert_close(o[b, t, h], out, rtol=1e-12, atol=1e-12)
-            for s, final in zip(spec.states, last, strict=True):
-                torch.testing.assert_close(final[b, h], states[s.name], rtol=1e-12, atol=1e-12)
+            for carried, final in zip(spec.carried, last, strict=True):
+                torch.testing.assert_close(final[b, h], states[carried], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -146,9 +184,10 @@ def test_packed_sequences_start_anew(name: str) -> None:
     torch.testing.assert_close(packed[:, 2:], alone)
     many = [after] if isinstance(after, Tensor) else after
     one = [last] if isinstance(last, Tensor) else last
-    for a, b, state in zip(many, one, spec.states, strict=True):
+    starts = [s.start for s in spec.states] + [0.0 for _ in spec.shifted]
+    for a, b, start in zip(many, one, starts, strict=True):
         torch.testing.assert_close(a[2:], b)
-        assert bool((a[1] == state.start).all())
+        assert bool((a[1] == start).all())
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -180,3 +219,21 @@ def test_a_state_of_minus_infinity_is_as_good_as_none() -> None:
     fresh, _ = reference(spec, x)
     o, _ = reference(spec, x, initial_state=start)
     torch.testing.assert_close(o, fresh)
+
+
+def test_a_shift_is_handed_on_under_its_own_name() -> None:
+    spec = parse(text("mamba3"))
+    x = draw(spec, B, T, H, K, V)
+    _, last = reference(spec, x, output_final_state=True)
+    assert last._fields == ("S", "B_prev", "x_prev")
+    assert torch.equal(last.B_prev, x["B"][:, -1])
+    assert torch.equal(last.x_prev, x["x"][:, -1])
+
+
+def test_a_const_says_how_many_substeps_there_are() -> None:
+    spec = parse(text("gated_delta_product"))
+    five = draw(spec, B, T, H, K, V, consts={"n": 5})
+    o, _ = reference(spec, five, consts={"n": 5})
+    written = text("gated_delta_product").replace("const n = 3", "const n = 5")
+    again, _ = reference(parse(written), five)
+    assert torch.equal(o, again)
