@@ -82,7 +82,8 @@ EXPLANATIONS: dict[str, str] = {
     "E408": """A recurrence may read the token and what came before, not what comes after.""",
     "E409": """A const is a number fixed at compile time: its value may use numbers, functions, K, V and
     consts declared above it.""",
-    "E410": """A function given to `recurrence` returns a tuple: the new state, then the output.""",
+    "E410": """A function given to `recurrence` returns a tuple: the new states in the order of its
+    parameters, then the output.""",
     "E411": """Each parameter of a function given to `recurrence` after the state has an annotation that
     says what it is, or a default value that makes it a const.""",
     "E412": """The function is run once on symbols to see what it computes. A symbol has no value, so it

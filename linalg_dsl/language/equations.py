@@ -17,7 +17,7 @@ from linalg_dsl.language import syntax as syn
 from linalg_dsl.language.declarations import Entry, Names, Role
 from linalg_dsl.language.mistakes import Mistakes
 from linalg_dsl.language.names import LONGEST, RESERVED, is_name
-from linalg_dsl.language.scope import INDEX, Running, Scope, article
+from linalg_dsl.language.scope import Running, Scope, article
 from linalg_dsl.language.shifts import shifted
 from linalg_dsl.language.spec import Equation
 from linalg_dsl.language.terms import Evaluator
@@ -222,8 +222,8 @@ class Equations:
         number: Expr = (
             ex.number(loop.high) if isinstance(loop.high, int) else ex.Symbol(loop.high, ex.SCALAR, None)
         )
-        made = ex.iterate(name, INDEX, number, start.value.expr, written.expr)
-        whole = ex.iterate(name, INDEX, number, start.full, full.expr)
+        made = ex.iterate(name, syn.INDEX, number, start.value.expr, written.expr)
+        whole = ex.iterate(name, syn.INDEX, number, start.full, full.expr)
         joined = join(ex.with_span(made, target.value.span), [start.value, value])
         return _Piece(joined, ex.with_span(whole, target.value.span), start.span or target.span)
 

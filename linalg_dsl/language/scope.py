@@ -13,9 +13,6 @@ from linalg_dsl.language.names import DIMENSIONS, RESERVED, ascii_name
 from linalg_dsl.language.values import Value
 from linalg_dsl.source import Span
 
-INDEX = "j"
-"""What the index of every loop is called inside a spec, whatever a text calls it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -119,7 +116,7 @@ class Scope:
         if isinstance(row, str):
             if self.running and row == self.running.index:
                 if self.running.count <= rows:
-                    return INDEX
+                    return syn.INDEX
                 message = f"the loop has {self.running.count} substeps, `{ref.name}` {rows} rows"
                 self.add("E307", message, ref.span, None, (("declared here", entry.span),))
                 return None

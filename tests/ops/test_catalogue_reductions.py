@@ -9,6 +9,8 @@ from torch import Tensor
 
 from linalg_dsl import ops
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no chunk form:UserWarning")
+
 B, T, H, K, V = 1, 40, 2, 5, 4
 
 
