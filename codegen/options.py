@@ -19,6 +19,9 @@ class CompileOptions:
     takes any, the triton backend powers of two from 16 to 256. ``strict`` makes a slower path than the
     class promises an error, ``debug`` checks declared promises in every call (and waits for the device),
     ``invariant`` makes the plan depend on K, V, dtype and device only.
+
+    Of a stage that feeds another: ``wide``, its output is float32 (float64 where something is), whatever
+    its inputs are; ``handed``, the inputs that other stages gave, whose types say nothing of the user's.
     """
 
     backend: str = "auto"
@@ -27,6 +30,8 @@ class CompileOptions:
     invariant: bool = False
     strict: bool = False
     debug: bool = False
+    wide: bool = False
+    handed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:

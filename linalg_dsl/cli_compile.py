@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def compile_all(
         found: list[dict[str, Any]] = []
         for target in places:
             with output.working(f"compiling {spec.name} for {target}"):
-                failure = _compile(op.source(backend="triton"), target, key, value, dtype, seen, found)
+                failure = _compile(op, target, {"K": key, "V": value}, dtype, seen, found)
             if failure is not None:
                 good = False
                 output.problem(f"{spec.name} does not compile for {target}: {failure}")
@@ -92,10 +92,9 @@ def _targets(names: Sequence[str]) -> list[str]:
 
 
 def _compile(
-    text: str,
+    op: Any,
     target: str,
-    key: int,
-    value: int,
+    sizes: Mapping[str, int],
     dtype: str,
     seen: set[str],
     found: list[dict[str, Any]],
@@ -104,9 +103,11 @@ def _compile(
     from linalg_dsl.codegen.targets import report
 
     try:
-        for kernel in report(text, target, key=key, value=value, dtype=dtype, seen=seen):
-            row = {column: getattr(kernel, column) for column in COLUMNS}
-            found.append(row | {"seconds": round(kernel.seconds, 1)})
+        for module in op.modules("triton"):
+            own = module.sizes(op.spec, sizes)
+            for kernel in report(module.text, target, key=own["K"], value=own["V"], dtype=dtype, seen=seen):
+                row = {column: getattr(kernel, column) for column in COLUMNS}
+                found.append(row | {"seconds": round(kernel.seconds, 1)})
     except (ArgumentError, DslError, InternalError):
         raise
     except Exception as error:  # the compiler has many kinds, and one bad target should not hide the rest

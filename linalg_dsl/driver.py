@@ -1,6 +1,7 @@
 """The driver: from what a user wrote to a torch op, stage by stage.
 
 text or Python function -> RecurrenceSpec           language.parser, language.builder
+RecurrenceSpec          -> Stages                   planner.split, a RecurrenceSpec each
 RecurrenceSpec          -> CanonicalRecurrence      planner.canonical; where there is none
                         -> StepForm                 planner.step_form
 CanonicalRecurrence     -> ChunkPlan (forward)      planner.chunkwise
@@ -50,7 +51,7 @@ def compile(
     _refuse(state_layout=state_layout not in (None, "kv"), reverse=reverse, tune=tune)
     options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug)
     op = _op(read_spec(spec), options)
-    op.artefacts()
+    op.derive()
     return op
 
 
@@ -109,11 +110,11 @@ def emit(artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
         case "torch":
             from linalg_dsl.codegen.emit.torch_module import emit_torch
 
-            return emit_torch(form, *plans, chunk_size=options.chunk_size)
+            return emit_torch(form, *plans, chunk_size=options.chunk_size, wide=options.wide)
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            return emit_triton(form, *plans, chunk_size=options.chunk_size, invariant=options.invariant)
+            return emit_triton(form, *plans, **_triton_options(options))
         case _:
             raise InternalError(f"no module for backend {backend}")
 
@@ -124,13 +125,22 @@ def _emit_step(form: StepForm, artefacts: Artefacts, backend: str, options: Comp
         case "torch":
             from linalg_dsl.codegen.emit.torch_step import emit_torch_step
 
-            return emit_torch_step(*plans, chunk_size=options.chunk_size)
+            return emit_torch_step(*plans, chunk_size=options.chunk_size, wide=options.wide)
         case "triton":
             from linalg_dsl.codegen.emit.triton_step import emit_triton_step
 
-            return emit_triton_step(*plans, chunk_size=options.chunk_size, invariant=options.invariant)
+            return emit_triton_step(*plans, **_triton_options(options))
         case _:
             raise InternalError(f"no module for backend {backend}")
+
+
+def _triton_options(options: CompileOptions) -> dict[str, Any]:
+    return {
+        "chunk_size": options.chunk_size,
+        "invariant": options.invariant,
+        "wide": options.wide,
+        "handed": options.handed,
+    }
 
 
 def _note_slower_path(form: StepForm, options: CompileOptions) -> None:
@@ -147,10 +157,11 @@ def _note_slower_path(form: StepForm, options: CompileOptions) -> None:
 
 
 def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:
-    from linalg_dsl.ops.artefacts import Stages
+    from linalg_dsl.ops.artefacts import Passes
     from linalg_dsl.ops.op import CompiledOp
+    from linalg_dsl.planner.split import split
 
-    return CompiledOp(spec, options, Stages(derive, emit))
+    return CompiledOp(spec, options, Passes(derive, emit), split(spec))
 
 
 def _refuse(**asked: Any) -> None:

@@ -21,12 +21,16 @@ def state_tuple(spec: RecurrenceSpec) -> Any:
 
     A name that is a word of Python gets an underscore at its end.
     """
-    return _tuple_class(spec.name, spec.carried)
+    return _tuple_class(spec.name, state_fields(spec))
+
+
+def state_fields(spec: RecurrenceSpec) -> tuple[str, ...]:
+    """The fields of the named tuple."""
+    return tuple(f"{n}_" if keyword.iskeyword(n) else n for n in spec.carried)
 
 
 @lru_cache(maxsize=256)
-def _tuple_class(name: str, carried: tuple[str, ...]) -> Any:
-    fields = [f"{n}_" if keyword.iskeyword(n) else n for n in carried]
+def _tuple_class(name: str, fields: tuple[str, ...]) -> Any:
     title = "".join(word.capitalize() for word in name.split("_"))
     return namedtuple(f"{title}State", fields)
 

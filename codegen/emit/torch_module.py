@@ -58,6 +58,7 @@ class TorchModule:
     backward_result: str
     has_gradient: str
     output_like: int
+    wide: bool
     first_timed: int
     key_from: int
     key_axis: int
@@ -67,11 +68,16 @@ class TorchModule:
 
 
 def emit_torch(
-    canonical: CanonicalRecurrence, forward: ChunkPlan, backward: ChunkPlan, chunk_size: int | None = None
+    canonical: CanonicalRecurrence,
+    forward: ChunkPlan,
+    backward: ChunkPlan,
+    chunk_size: int | None = None,
+    wide: bool = False,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
-    The text depends on nothing but the arguments and this package's version.
+    ``wide``: the output has the type of the state, not that of an input. The text depends on nothing but
+    the arguments and this package's version.
     """
     spec = canonical.spec
     ((state, _, _, after),) = forward.carries
@@ -123,6 +129,7 @@ def emit_torch(
             backward_result=f"{first}, {tuple_text(grads)}",
             has_gradient=tuple_text(repr(g != "None") for g in grads) if "None" in grads else "",
             output_like=output_like(spec),
+            wide=wide,
             first_timed=token,
             key_from=key[0],
             key_axis=key[1],

@@ -23,7 +23,7 @@ _RESERVED = (
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
     "b_decayed_state", "b_limit",
-    "first_mark", "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum",
+    "first_mark", "i_share", "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum",
     "row_sums", "column_sums", "anchored_intervals", "meeting_blocks",
 )  # fmt: skip
 
@@ -33,7 +33,8 @@ class Memory:
     """How a value lies in memory, as a kernel argument.
 
     ``argument`` is its name among the launcher's tensors; ``ratio`` the constexpr by which the op's
-    head number is divided (None: one per head of the op); ``rows``, ``row`` for one row of [n, D].
+    head number is divided (None: one per head of the op); ``rows``, ``row`` for one row of [n, D];
+    ``shares`` the constexpr of how many sums, one per block of a walk, make up the value.
     """
 
     argument: str
@@ -42,6 +43,7 @@ class Memory:
     row: int = 0
     saved_only: bool = False
     float32: bool = False
+    shares: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ class KernelPrinter:
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
         self.ratios: dict[str, None] = {}
+        self.shared: dict[str, None] = {}
         self.before: list[str] = []
         self.rows: dict[str, str] = {}
 
@@ -266,6 +269,10 @@ class KernelPrinter:
             return
         pointer = self.pointer(memory.argument)
         name = self.names.unique(f"b_{node.label or f'x_{n}'}")
+        if memory.shares:
+            out.lines += self._sum_of_shares(name, pointer, memory)
+            out.loaded(n, name, converted=True)
+            return
         at, mask = self._address(node, memory)
         where = f", mask={mask}, other=0.0" if mask else ""
         line = f"{name} = tl.load({pointer}{at}{where})"
@@ -273,9 +280,26 @@ class KernelPrinter:
         (self.before if per_head else out.lines).append(line)
         out.loaded(n, name, converted=memory.float32)
 
+    def _sum_of_shares(self, name: str, pointer: str, memory: Memory) -> list[str]:
+        """What every block of a walk has left of a sum, added up in the order of the blocks."""
+        count = str(memory.shares)
+        self.shared[count] = None
+        row, step = self._row("H", "i_h", memory)
+        place = f"{pointer} + ({row} * {count} + i_share) + {step} * {count}"
+        return [
+            f"{name} = tl.zeros((C,), dtype=tl.float32)",
+            f"for i_share in tl.static_range({count}):",
+            f"    {name} += tl.load({place}, mask=m_t, other=0.0)",
+        ]
+
     def _store(self, n: int) -> None:
         node, memory = self.nodes[n], self.memory[n]
         pointer = self.pointer(memory.argument)
+        if memory.shares:
+            row, step = self._row("H", "i_h", memory)
+            place = f"{pointer} + ({row} * BLOCKS + i_block) + {step} * BLOCKS"
+            self.out.lines.append(f"tl.store({place}, {self.out.value(n)}, mask=m_t)")
+            return
         at, mask = self._address(node, memory)
         split = self.kernel.split
         if split and split not in node.axes:
@@ -384,7 +408,7 @@ class KernelPrinter:
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
         optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if _uses(used, c)]
         optional += ["EXACT"] if self.kernel.boundary else []
-        return (*shape, *optional, *self.ratios)
+        return (*shape, *optional, *self.ratios, *self.shared)
 
     def _needs_zero(self) -> frozenset[int]:
         boundary = self.kernel.boundary

@@ -257,7 +257,7 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
     if boundary is None:
         return ()
     if _exact(kernel, shape):
-        kept = 4 * shape.chunks * shape.H * shape.K * shape.V
+        kept = shape.operand_bytes * shape.chunks * shape.H * shape.K * shape.V
         why = (
             "its gate is in linear space"
             if boundary.exact
@@ -299,17 +299,17 @@ def _bytes(plan: KernelPlan, n: int, shape: CallShape) -> int:
 def _exact(kernel: Kernel, shape: CallShape) -> bool:
     boundary = kernel.boundary
     assert boundary is not None
-    return boundary.exact or keep_every_state(shape.chunks, shape.H, shape.K, shape.V)
+    return boundary.exact or keep_every_state(shape.chunks, shape.H, shape.K, shape.V, shape.operand_bytes)
 
 
 def _boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
     """What the two walks of a boundary term hand over beside buffers: states, and numbers along its axis."""
     if kernel.boundary is None:
         return 0
-    state = shape.H * shape.K * shape.V * 4
+    state = shape.H * shape.K * shape.V
     if _exact(kernel, shape):
-        return shape.chunks * state
-    return (shape.chunks // SEGMENT + shape.B) * state + 2 * shape.count((kernel.boundary.axis,)) * 4
+        return shape.chunks * state * shape.operand_bytes
+    return (shape.chunks // SEGMENT + shape.B) * state * 4 + 2 * shape.count((kernel.boundary.axis,)) * 4
 
 
 # -- text -----------------------------------------------------------------------------------------------

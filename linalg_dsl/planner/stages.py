@@ -34,6 +34,10 @@ class Shift:
     start: float = 0.0
     carries: bool = False
 
+    @property
+    def headline(self) -> tuple[str, ...]:
+        return (str(self),)
+
     def __str__(self) -> str:
         return f"{self.name}_t = {self.of}_{{t-1}}, from {self.first} or {show_float(self.start)}"
 
@@ -49,6 +53,10 @@ class TokenStep:
     value: Expr
     dims: tuple[Dim, ...]
     timed: bool = True
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        return (str(self),)
 
     def __str__(self) -> str:
         return f"{self.name}{'_t' if self.timed else ''} = {show_expr(self.value)}"
@@ -72,11 +80,17 @@ class Stage:
     def states(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.spec.states)
 
-    def __str__(self) -> str:
-        given = ", ".join(self.arguments)
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """What it computes of what, then its equations."""
         axes = "".join(f", {a} is {b}" for a, b in self.axes if a != b)
+        lines = [f"{self.result}_t = {self.spec.name}({', '.join(self.arguments)}){axes}:"]
+        equations = (*self.spec.updates, *self.spec.outputs)
+        return (*lines, *(f"    {e.target}_t = {show_expr(e.value)}" for e in equations))
+
+    def __str__(self) -> str:
         text = "\n".join(f"    {line}".rstrip() for line in str(self.spec).rstrip().splitlines())
-        return f"{self.result}_t = {self.spec.name}({given}){axes}\n{text}"
+        return f"{self.headline[0]}\n{text}"
 
 
 Step = Shift | TokenStep | Stage

@@ -22,6 +22,7 @@ from linalg_dsl.errors import DslError, InternalError
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.planner.evaluate import run_backward, run_plan
+from linalg_dsl.planner.step_form import StepForm
 
 CONSTS = {"scale": 0.7, "tau": 4.0}
 
@@ -101,6 +102,7 @@ def test_recurrences_as_users_write_them(name: str) -> None:
     compare(name, 9, 4, "mild", exact=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*token after token")
 @settings(max_examples=40)
 @given(UPDATES, OUTPUTS)
 def test_random_recurrences(update: str, output: str) -> None:
@@ -109,6 +111,8 @@ def test_random_recurrences(update: str, output: str) -> None:
     try:
         op = ld.compile(text)
     except DslError:
+        return
+    if isinstance(op.artefacts().form, StepForm):
         return
     if not any(n.op == "input" and "V" in n.axes for n in op.plan.forward.nodes):
         return
@@ -222,7 +226,7 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
     "8 other results": (lambda p: replace(p, results=p.results[1:]), "the plan o ="),
     "8 no backward": (lambda p: replace(p, backward=()), "has no backward"),
     "8 result not stored": (
-        edit("bwd_gradients", "stores", lambda p, x: without(x, node(p, "d_q"))),
+        edit("bwd_gradients", "stores", lambda p, x: without(x, node(p, "d_beta"))),
         "nothing needs|no backward kernel stores",
     ),
     "9 no buffer": (lambda p: replace(p, buffers=p.buffers[1:]), "has no buffer"),
@@ -237,8 +241,8 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
     "10 not saved": (lambda p: buffers(p, "d_u_1", saved=True), "its flag says otherwise"),
     "10 only saved": (lambda p: buffers(p, "u_1", only_saved=False), "only_saved"),
     "11 order": (
-        lambda p: replace(p, backward=(p.backward[0], *p.backward[2:0:-1], *p.backward[3:])),
-        "a forward and then a reverse walk, K-split",
+        lambda p: replace(p, backward=(*p.backward[:2], *p.backward[3:1:-1], *p.backward[4:])),
+        "a forward and then a reverse walk, K-split|no earlier kernel stores",
     ),
     "11 not at hand": (
         lambda p: boundary(boundary(p, "bwd_forward_k", "g"), "bwd_reverse_k", "g"),
