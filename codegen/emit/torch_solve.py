@@ -156,7 +156,8 @@ class SolvePrinter:
     def _matrix(self, name: str, blocks: Sequence[Sequence[str]]) -> str:
         rows = [f"[{', '.join(row)}]" for row in blocks]
         if sum(map(len, rows)) > _ROW_LIMIT:
-            rows = [self.out.let(name, Text(row, axes=PAIRS)).code for row in rows]
+            rows = [self.out.let(f"{name}_of_row", Text(row, axes=PAIRS)).code for row in rows]
+            return self.out.let(name, Text(f"[{', '.join(rows)}]", axes=PAIRS)).code
         return f"[{', '.join(rows)}]"
 
 

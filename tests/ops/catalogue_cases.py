@@ -34,9 +34,6 @@ WITHOUT_KERNELS: dict[str, str] = {
 }
 """Entries that have a torch module but no Triton kernels yet, with the reason."""
 
-LONG: dict[str, str] = {"gated_delta_product": "two erases a token are written out, score by score"}
-"""Entries whose torch module is longer than it should be."""
-
 SMALLER = {name: {"m": 3.0} for name in ("abc", "gsa", "raven", "blurry_window")}
 """Consts that are given in the calls of the tests."""
 
