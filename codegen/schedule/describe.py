@@ -259,7 +259,7 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
     if boundary is None:
         return ()
     if _exact(kernel, shape):
-        kept = shape.operand_bytes * shape.chunks * shape.H * shape.K * shape.V
+        kept = 4 * shape.chunks * shape.H * shape.K * shape.V
         why = (
             "its gate is in linear space"
             if boundary.exact
@@ -316,7 +316,7 @@ def _boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
         return 0
     state = shape.H * shape.K * shape.V
     if _exact(kernel, shape):
-        return shape.chunks * state * shape.operand_bytes
+        return shape.chunks * state * 4
     return (shape.chunks // SEGMENT + shape.B) * state * 4 + 2 * shape.count((kernel.boundary.axis,)) * 4
 
 
