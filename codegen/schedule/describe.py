@@ -307,7 +307,7 @@ def _bytes(plan: KernelPlan, n: int, shape: CallShape) -> int:
 def _exact(kernel: Kernel, shape: CallShape) -> bool:
     boundary = kernel.boundary
     assert boundary is not None
-    return boundary.exact or keep_every_state(shape.chunks, shape.H, shape.K, shape.V, shape.operand_bytes)
+    return boundary.exact or keep_every_state(shape.chunks, shape.H, shape.K, shape.V)
 
 
 def _boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
