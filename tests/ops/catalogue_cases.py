@@ -27,11 +27,7 @@ STEPS: dict[str, Step] = {**GATED, **DELTA, **MEMORY}
 WAITING: dict[str, str] = {"mamba3": "shifts do not compile yet"}
 """Entries that do not compile yet, with the reason."""
 
-_VALUE = "transitions and gates on the value side have no kernels yet"
-WITHOUT_KERNELS: dict[str, str] = {
-    **dict.fromkeys(("dfw", "gated_oja", "gated_oja_channel"), _VALUE),
-    "mamba2_negative": "signed gates have no kernels yet",
-}
+WITHOUT_KERNELS: dict[str, str] = {}
 """Entries that have a torch module but no Triton kernels yet, with the reason."""
 
 SMALLER = {name: {"m": 3.0} for name in ("abc", "gsa", "raven", "blurry_window")}
