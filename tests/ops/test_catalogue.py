@@ -16,6 +16,7 @@ from catalogue_cases import (
     STEPS,
     WAITING,
     WITHOUT_KERNELS,
+    WRONG_KERNELS,
     assert_close,
     by_hand,
     by_op,
@@ -101,7 +102,7 @@ def test_the_torch_module_agrees_over_several_chunks(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 37, 2, K, V), (1, 20, 1, 3, 6)], ids=["37-2-5-4", "20-1-3-6"])
-@pytest.mark.parametrize("name", WITH_KERNELS)
+@pytest.mark.parametrize("name", entries(WAITING | WITHOUT_KERNELS | WRONG_KERNELS))
 def test_the_kernels_agree_with_the_step_loop_in_every_gradient(
     name: str, shape: tuple[int, int, int, int, int]
 ) -> None:
