@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ def compile(
     strict: bool = False,
     debug: bool = False,
     tune: bool = False,
+    substeps: str | None = None,
 ) -> CompiledOp:
     """Compiles a recurrence: a spec, a function under ``@recurrence``, a text, or the path of a file.
 
@@ -49,7 +51,7 @@ def compile(
     module of a backend is written at the first call that needs it. Options: ``CompileOptions``.
     """
     _refuse(state_layout=state_layout not in (None, "kv"), reverse=reverse, tune=tune)
-    options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug)
+    options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug, substeps)
     op = _op(read_spec(spec), options)
     op.derive()
     return op
@@ -159,9 +161,13 @@ def _note_slower_path(form: StepForm, options: CompileOptions) -> None:
 def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:
     from linalg_dsl.ops.artefacts import Passes
     from linalg_dsl.ops.op import CompiledOp
+    from linalg_dsl.planner.micro_tokens import choose_substeps
     from linalg_dsl.planner.split import split
+    from linalg_dsl.planner.stages import Stage
 
-    return CompiledOp(spec, options, Passes(derive, emit), split(spec))
+    stages = split(spec)
+    steps = [choose_substeps(s, options.substeps) if isinstance(s, Stage) else s for s in stages.steps]
+    return CompiledOp(spec, options, Passes(derive, emit), replace(stages, steps=tuple(steps)))
 
 
 def _refuse(**asked: Any) -> None:

@@ -84,12 +84,24 @@ def call_sizes(
     return sizes | _state_sizes(spec, sizes, consts)
 
 
+def check_const_axes(spec: RecurrenceSpec, sizes: Mapping[str, int], given: Mapping[str, float]) -> None:
+    """Raises ``ArgumentError`` where an axis that is a const has another size."""
+    for name, value in _plain_consts(spec, given).items():
+        if name in sizes and sizes[name] != value:
+            raise ArgumentError(f"{spec.name}: axis {name} is {sizes[name]}, expected {value:g}")
+
+
+def _plain_consts(spec: RecurrenceSpec, given: Mapping[str, float]) -> dict[str, float]:
+    """The consts that are given, or declared as numbers."""
+    plain = {c.name: float(c.value.value) for c in spec.consts if isinstance(c.value, Number)}
+    return plain | dict(given)
+
+
 def _state_sizes(
     spec: RecurrenceSpec, sizes: Mapping[str, int], given: Mapping[str, float]
 ) -> dict[str, int]:
     """The sizes of states' axes that no tensor has: consts that are plain numbers."""
-    plain = {c.name: float(c.value.value) for c in spec.consts if isinstance(c.value, Number)}
-    numbers = plain | dict(given)
+    numbers = _plain_consts(spec, given)
     return {
         d: int(numbers[d])
         for dims in carried_dims(spec)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from linalg_dsl.errors import ArgumentError
+from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import bind
 from linalg_dsl.ops.carried import state_labels
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
@@ -135,7 +136,8 @@ def run_check(
         spec, B, T, H, K, V, dtype=dtype, seed=seed, gates=gates, heads=heads, consts=consts, device=where
     )
     state_type = torch.float64 if dtype == torch.float64 else torch.float32
-    drawn = draw_state(spec, N, H, K, V, dtype=state_type, seed=seed, device=where)
+    drawn = _initial_states(spec, (N, H, K, V), gates, consts, seed)
+    drawn = [x.to(device=where, dtype=state_type) for x in drawn]
     initials = dict(zip(state_labels(spec, "initial_state"), drawn, strict=True))
     leaves = {n: x.requires_grad_() for n, x in {**tensors, **initials}.items()}
     options: dict[str, Any] = {"initial_state": drawn, "output_final_state": True, "cu_seqlens": offsets}
@@ -171,6 +173,24 @@ def run_check(
     packed = "" if cu_seqlens is None else f" in {N} packed sequences"
     shape = f"B {B} T {T} H {H} K {K} V {V}{packed}, {gates} gates"
     return CheckReport(spec.name, backend, str(where), str(dtype).removeprefix("torch."), shape, tuple(rows))
+
+
+def _initial_states(
+    spec: RecurrenceSpec,
+    shape: tuple[int, int, int, int],
+    gates: GateKind,
+    consts: Mapping[str, float] | None,
+    seed: int,
+) -> list[Tensor]:
+    """Normal numbers; of a recurrence with vector states, which may be sums of what is positive or logs of
+    such, what a few tokens make of them."""
+    N, H, K, V = shape
+    if all(len(s.dims) == 2 for s in spec.states):
+        return list(draw_state(spec, N, H, K, V, seed=seed))
+    tensors = draw(spec, N, 5, H, K, V, seed=seed + 2, gates=gates, consts=consts)
+    with torch.no_grad():
+        _, last = reference(spec, tensors, output_final_state=True, consts=consts)
+    return [last] if isinstance(last, Tensor) else list(last)
 
 
 def reference_results(

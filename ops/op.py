@@ -22,7 +22,7 @@ from linalg_dsl.codegen.extract import part_of
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops.args import RESERVED, BoundCall, bind, const_numbers
+from linalg_dsl.ops.args import RESERVED, BoundCall, bind, check_const_axes, const_numbers
 from linalg_dsl.ops.artefacts import Artefacts, Module, Passes
 from linalg_dsl.ops.carried import all_started
 from linalg_dsl.ops.library import Operator
@@ -225,6 +225,7 @@ class CompiledOp:
         """The output and what is carried on; ``runs`` run a stage each."""
         if self.program is None:
             return runs[0](call.tensors, call.initials, cu_seqlens, want)
+        check_const_axes(self.spec, call.sizes, dict(call.consts))
         numbers: tuple[float, ...] = ()
         if self.program.NUMBERS:
             values = {**call.sizes, **const_numbers(self.spec, call.sizes, dict(call.consts))}

@@ -40,6 +40,26 @@ def shift(x, first, start, heads, cu_seqlens):
     return before.index_copy(0, begins, rows)[None, : x.shape[1]]
 
 
+def by_rows(x):
+    """[B, T, h, n, ...] as n tokens for each: [B, T n, h, ...]."""
+    return x.movedim(3, 2).flatten(1, 2)
+
+
+def repeated(x, n):
+    """Every token n times."""
+    return x.repeat_interleave(n, dim=1)
+
+
+def at_first(x, n, rest):
+    """Every token once, then n - 1 times ``rest``."""
+    return torch.cat([x[:, :, None], x.new_full((*x.shape[:2], n - 1, *x.shape[2:]), rest)], 2).flatten(1, 2)
+
+
+def per_token(x, like):
+    """A param for every token."""
+    return x.expand(*like.shape[:2], *x.shape)
+
+
 def last_token(x, first, heads, cu_seqlens):
     """The last token of every sequence, [N, H, ...]; of an empty one what was handed in, or 0."""
     x = spread(x, heads, 2)

@@ -132,7 +132,7 @@ class _Emitter:
             case TokenStep():
                 return [self._token_step(step)]
             case Stage():
-                return [self._stage(step)]
+                return self._stage(step)
 
     def _shift(self, step: Shift) -> Sequence[str]:
         of, first = self.values[step.of], self.initials[step.first]
@@ -144,10 +144,10 @@ class _Emitter:
             lines.append(f"{last} = last_token({of}, {first}, heads, cu_seqlens) if want else None")
         return lines
 
-    def _stage(self, step: Stage) -> str:
+    def _stage(self, step: Stage) -> Sequence[str]:
         number = self.stages.stages.index(step)
         given = [self.values[a] for a in step.arguments]
-        first = next(i for i, d in enumerate(step.spec.inputs) if d.timed)
+        first = next(i for i, a in enumerate(step.arguments) if a in self.timed)
         given[first] = f"spread({given[first]}, heads, 2)"
         initials = tuple_text(self.initials[n] for n in step.states)
         name = self._made(step.result, True, sum(d != 1 for d in step.spec.outputs[0].value.shape))
@@ -156,8 +156,29 @@ class _Emitter:
             names = [self.names.unique(f"{n}_last") for n in step.states]
             self.finals |= dict(zip(step.states, names, strict=True))
             lasts = tuple_text(names)
-        want = "want" if step.keeps else "False"
-        return f"{name}, {lasts} = stages[{number}]({tuple_text(given)}, {initials}, cu_seqlens, {want})"
+        want, offsets, before, after = "want" if step.keeps else "False", "cu_seqlens", [], []
+        if step.layouts:
+            rows = next(i for i, layout in enumerate(step.layouts) if layout == "rows")
+            count = self.names.unique("substeps")
+            before = [f"{count} = {self.values[step.arguments[rows]]}.shape[3]"]
+            like = self.values[step.arguments[first]]
+            for i, layout in enumerate(step.layouts):
+                x = given[i]
+                if step.arguments[i] not in self.timed and layout != "param":
+                    x = f"per_token({x}, {like})"
+                match layout:
+                    case "rows":
+                        given[i] = f"by_rows({x})"
+                    case "repeat":
+                        given[i] = f"repeated({x}, {count})"
+                    case "param":
+                        pass
+                    case fill:
+                        given[i] = f"at_first({x}, {count}, {float(fill)!r})"
+            offsets = f"None if cu_seqlens is None else cu_seqlens * {count}"
+            after = [f"{name} = {name}[:, {count} - 1 :: {count}]"]
+        call = f"stages[{number}]({tuple_text(given)}, {initials}, {offsets}, {want})"
+        return [*before, f"{name}, {lasts} = {call}", *after]
 
     def _token_step(self, step: TokenStep) -> str:
         """The call of a function of its own, whose arguments are the values in the expression."""

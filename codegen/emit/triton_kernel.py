@@ -14,6 +14,7 @@ from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, boundary_suffi
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
 from linalg_dsl.errors import InternalError
+from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import Node
 
 _RESERVED = (
@@ -22,9 +23,9 @@ _RESERVED = (
     "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_first",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
-    "b_decayed_state", "b_limit",
-    "first_mark", "i_share", "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum",
-    "row_sums", "column_sums", "anchored_intervals", "meeting_blocks",
+    "b_decayed_state", "b_limit", "first_mark", "i_share", "parity_sign", "softplus", "tanh", "expm1", "sign",
+    "step", "power", "pairs_decay", "span_sum", "row_sums", "column_sums", "anchored_intervals",
+    "meeting_blocks",
 )  # fmt: skip
 
 
@@ -95,9 +96,20 @@ class _Prep:
 
 
 class KernelPrinter:
-    """Prints one kernel of ``plan``; ``memory`` tells where leaves, buffers and results lie."""
+    """Prints one kernel of ``plan``; ``memory`` tells where leaves, buffers and results lie.
 
-    def __init__(self, plan: KernelPlan, kernel: Kernel, memory: Mapping[int, Memory], title: str) -> None:
+    ``state_dims``: the order in which the caller's states have their axes.
+    """
+
+    def __init__(
+        self,
+        plan: KernelPlan,
+        kernel: Kernel,
+        memory: Mapping[int, Memory],
+        title: str,
+        state_dims: Axes = ("K", "V"),
+    ) -> None:
+        self.state_dims = state_dims
         self.plan = plan
         self.nodes = plan.plan.nodes
         self.kernel = kernel
@@ -169,7 +181,7 @@ class KernelPrinter:
                 offsets=self._offsets(),
                 state=self.state,
                 state_shape=shape,
-                state_offset=self.out.state_offset(),
+                state_offset=self.out.state_offset(self.state_dims),
                 state_mask=self.out.mask(("K", "V")),
                 before_loop=tuple(self.before),
                 chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",

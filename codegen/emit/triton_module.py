@@ -28,6 +28,7 @@ from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.cut import cut
+from linalg_dsl.codegen.schedule.describe import plan_class, summed_axis
 from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.errors import ArgumentError, InternalError
@@ -35,6 +36,8 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.stability import solve_is_bounded
+
+_SIZES = {"K": "self.key", "V": "self.value"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,9 @@ class TritonModule:
     key_axis: int
     value_from: int
     value_axis: int
+    summed: str
+    state_dims: str
+    state_shape: str
     solve_precision: str
     chunk_size: int
     decay: str
@@ -110,21 +116,8 @@ def emit_triton(
         raise ArgumentError(
             f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}"
         )
-    _check_class(canonical)
     plan = schedule(forward, backward)
     return _Emitter(canonical, plan, chunk_size, invariant, wide, handed).run()
-
-
-def _check_class(canonical: CanonicalRecurrence) -> None:
-    """Raises ArgumentError where the kernels of a form are not made yet."""
-    (rec,) = canonical.recurrences
-    turned = canonical.spec.states[0].dims != ("K", "V")
-    signed = rec.decay.signed or rec.value_decay.signed
-    if rec.axis == "V" or rec.value_decay.kind != "none" or rec.output_axis == "K" or turned or signed:
-        raise ArgumentError(
-            f"{canonical.spec.name}: there are no Triton kernels yet for transitions and gates on the value "
-            'side, signed gates, and states and outputs of other shapes; backend="torch" runs it'
-        )
 
 
 class _Emitter:
@@ -166,14 +159,17 @@ class _Emitter:
     def run(self) -> str:
         spec, plan = self.spec, self.plan
         memory = self._memory()
+        state_dims = tuple(map(str, spec.states[0].dims))
         printed = {
-            k.name: KernelPrinter(plan, k, memory, self.title).run() for k in (*plan.forward, *plan.backward)
+            k.name: KernelPrinter(plan, k, memory, self.title, state_dims).run()
+            for k in (*plan.forward, *plan.backward)
         }
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
         key, value = axis_source(spec, "K"), axis_source(spec, "V")
         saved = [b for b in plan.buffers if b.saved]
         boundaries = [k.boundary for k in plan.backward if k.boundary]
         extra = boundary_tensors(plan)
+        decay, rank = plan_class(plan.plan)
         numbers = dict(self.canonical.consts)
         dims = sized(output_dims(spec), numbers)
         used = frozenset().union(*(p.library for p in printed.values()))
@@ -224,10 +220,13 @@ class _Emitter:
                 key_axis=key[1],
                 value_from=value[0],
                 value_axis=value[1],
+                summed=_SIZES[summed_axis(plan)],
+                state_dims=", ".join(state_dims),
+                state_shape=", ".join(_SIZES[d] for d in state_dims),
                 solve_precision='"tf32"' if solve_is_bounded(self.rec, spec) else '"tf32x3"',
                 chunk_size=self.chunk_size or 0,
-                decay=repr(self.rec.decay.kind),
-                rank=self.rec.r,
+                decay=repr(decay),
+                rank=rank,
                 segment=SEGMENT,
                 exact=any(b.exact for b in boundaries) or self.invariant,
                 invariant=self.invariant,

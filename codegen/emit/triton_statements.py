@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.triton_scores import JointScores
 from linalg_dsl.errors import InternalError
-from linalg_dsl.planner.ops import OPS, Axes
+from linalg_dsl.planner.ops import FLOOR, OPS, Axes
 from linalg_dsl.planner.plan import Node
 
 _UNARY = {
@@ -33,6 +33,8 @@ _UNARY = {
     "sign": "sign({0})",
     "reciprocal": "1.0 / {0}",
     "heaviside": "step({0})",
+    "side": "tl.where({0} < 0, -1.0, 1.0)",
+    "log_size": f"tl.log(tl.maximum(tl.abs({{0}}), {FLOOR!r}))",
 }
 ZERO_AT_ZERO = frozenset({"tanh", "silu", "relu", "elu", "sqrt", "abs", "sign"})
 SINGULAR = frozenset({"reciprocal", "rsqrt", "sqrt", "log", "pow"})
@@ -41,7 +43,9 @@ _LIBRARY = frozenset({"softplus", "tanh", "expm1", "sign", "step", "power"})
 _PREFIX = {
     "score": "a", "decayed_score": "a", "mask": "a", "pairs_decay": "decay", "read": "y", "apply": "y",
     "apply_t": "y", "from_start": "since_start", "to_end": "until_end", "total": "decay_chunk",
-    "write": "s_add", "span_sum": "dw", "gate_sum": "dw", "sum": "total", "ut_transform": "ut",
+    "write": "s_add",
+    "signs": "signs", "sign_total": "sign_chunk", "span_sum": "dw", "gate_sum": "dw", "sum": "total",
+    "ut_transform": "ut",
 }  # fmt: skip
 
 
@@ -138,7 +142,7 @@ class Statements:
         """The operand in float32, indexed to broadcast over ``axes``."""
         node = self.nodes[n]
         if node.op == "number":
-            return repr(node.attr("value"))
+            return _number(node)
         text = self.text[n]
         if n in self.raw and node.op != "const":
             text = f"{text}.to(tl.float32)"
@@ -163,10 +167,12 @@ class Statements:
             parts.append(f"{self.blocks[axis].mask}{index}")
         return " & ".join(parts)
 
-    def state_offset(self) -> str:
-        """Where the entries of a state's tile lie in a [K, V] matrix in memory."""
+    def state_offset(self, dims: Axes = ("K", "V")) -> str:
+        """Where the entries of a state's tile lie in a matrix in memory with these rows and columns."""
         first = self.tile(("K", "V"))[0]
         rows, columns = ("[:, None]", "[None, :]") if first == "K" else ("[None, :]", "[:, None]")
+        if dims == ("V", "K"):
+            return f"o_k{rows} + o_v{columns} * K"
         return f"o_k{rows} * V + o_v{columns}"
 
     def _padded(self, axes: Axes) -> bool:
@@ -239,6 +245,14 @@ class Statements:
             case "total":
                 of = self.nodes[node.args[0]].axes
                 return f"tl.exp(tl.sum({args[0]}, {self.tile(of).index('t')}))", False
+            case "signs":
+                negative = f"tl.where({args[0]} < 0, 1.0, 0.0)"
+                count = self._sums(negative, wide, after=False, strict=bool(node.attr("exclusive")))
+                return self._call("parity_sign", count), False
+            case "sign_total":
+                negative = f"tl.where({args[0]} < 0, 1.0, 0.0)"
+                tokens = self.tile(self.nodes[node.args[0]].axes).index("t")
+                return self._call("parity_sign", f"tl.sum({negative}, {tokens})"), False
             case "gate_sum":
                 after, strict = {
                     "from_start": (True, False),
@@ -398,8 +412,13 @@ class Statements:
         g = self.value(score)
         node = self.nodes[sigma]
         if node.op == "number":
-            return g if node.attr("value") == 1 else f"{g} * {node.attr('value')!r}"
+            return g if node.attr("value") == 1 else f"{g} * {_number(node)}"
         return f"{g} * {self.value(sigma)}[None, :]" if node.axes else f"{g} * {self.value(sigma)}"
+
+
+def _number(node: Node) -> str:
+    text = repr(node.attr("value"))
+    return f"float('{text}')" if "inf" in text else text
 
 
 def _solve_dot(a: str, b: str) -> str:
@@ -416,7 +435,7 @@ def zero_wanted(nodes: Sequence[Node]) -> frozenset[int]:
     return frozenset(
         a
         for node in nodes
-        if OPS[node.op].kind in ("matmul", "decay", "gate", "lowered", "solve")
+        if OPS[node.op].kind in ("matmul", "decay", "gate", "sign", "lowered", "solve")
         for a in node.args
     )
 

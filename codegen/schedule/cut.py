@@ -65,17 +65,20 @@ class _Cut:
     def _savable(self, kernels: list[Kernel]) -> frozenset[int]:
         """What the backward may ask the forward's walks to save.
 
-        Not a read of the state where a boundary term makes the backward replay that walk anyway.
+        Not a read of the state, or an elementwise value of one, where a boundary term makes the backward
+        replay that walk anyway.
         """
-        return frozenset(
-            n
-            for k in kernels
-            if k.family == "walk"
-            for n in k.body
-            if self.facts.token_value(n)
-            and self.facts.depends[n] & FORWARD
-            and not (k.split in self.facts.boundaries and self.nodes[n].op == "read")
-        )
+        out: set[int] = set()
+        for kernel in kernels:
+            again: set[int] = set()
+            for n in kernel.body if kernel.family == "walk" else ():
+                node = self.nodes[n]
+                read = node.op == "read" or (self.facts.elementwise(n) and again & set(node.args))
+                if read and kernel.split in self.facts.boundaries:
+                    again.add(n)
+                elif self.facts.token_value(n) and self.facts.depends[n] & FORWARD:
+                    out.add(n)
+        return frozenset(out)
 
     def _dear_scores(self, kernels: list[Kernel]) -> frozenset[int]:
         """Scores of the forward's preps: they cost far more than the [C, C] numbers that they are."""

@@ -264,9 +264,12 @@ class Phase:
         """Second pass, in order, knowing what is in memory; stores that nobody reads are dropped."""
         plans: list[tuple[_Walk | None, list[int], set[int]]] = []  # stores, and what is in memory before
         memory = set(self.memory)
+        # what waits for no walk is made by the first prep, whichever walk wants it
+        local = {n for walk in self.walks for n in walk.prep if not self.bits[n] & CARRIES}
         for walk in self.walks:
             prep = sorted(walk.prep - memory)
             if prep:
+                prep = sorted((walk.prep | local) - memory)
                 plans.append((None, prep, set(memory)))
                 memory |= set(prep)
             plans.append((walk, sorted(walk.outputs), set(memory)))

@@ -69,6 +69,18 @@ def step_through(spec: RecurrenceSpec, leaves: Leaves, tokens: int) -> dict[str,
     return {**{n: tuple(r) for n, r in rows.items()}, **{f"{n}_C": m for n, m in states.items()}}
 
 
+def evaluate(spec: RecurrenceSpec, leaves: Leaves, expr: ex.Expr) -> Matrix:
+    """An expression at the first token, where the past of a state is its start."""
+    states = {
+        s.name: tuple(
+            tuple(leaves.entry(f"{s.name}_0", i, j) for j in range(leaves.size(s.shape[1])))
+            for i in range(leaves.size(s.shape[0]))
+        )
+        for s in spec.states
+    }
+    return _Step(leaves, 0, states, states).value(expr)
+
+
 class _Step:
     """Evaluates expressions of one token as matrices."""
 

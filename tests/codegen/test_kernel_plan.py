@@ -39,8 +39,9 @@ def worst(got: Tensor, want: Tensor) -> float:
 def compare(name: str, T: int, chunk: int, gates: GateKind, *, exact: bool, segment: int = 2) -> None:
     op, kernels = compiled(name)
     tensors = draw(op.spec, 2, T, 2, 5, 3, gates=gates, seed=1)
-    (state,) = draw_state(op.spec, 2, 2, 5, 3)
-    d_o, d_state = torch.randn(2, T, 2, 3, dtype=torch.float64), torch.randn_like(state)
+    state = torch.randn(2, 2, 5, 3, dtype=torch.float64)  # plans know no order of axes but K, V
+    width = 5 if op.plan.forward.nodes[op.plan.forward.outputs[0][1]].axes[-1] == "K" else 3
+    d_o, d_state = torch.randn(2, T, 2, width, dtype=torch.float64), torch.randn_like(state)
     names = {str(n.attr("name")) for n in kernels.plan.nodes if n.op == "const"}
     consts = {n: CONSTS[n] for n in names}
     o, final = run_plan(op.plan.forward, {**tensors, **consts}, state, chunk)
@@ -102,6 +103,13 @@ def test_recurrences_as_users_write_them(name: str) -> None:
     compare(name, 9, 4, "mild", exact=True)
 
 
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", sorted(WIDER))
+def test_every_side_of_the_state(name: str, exact: bool) -> None:
+    compare(name, 22, 4, "mild", exact=exact)
+    compare(name, 9, 2, "resets", exact=exact)
+
+
 @pytest.mark.filterwarnings("ignore:.*token after token")
 @settings(max_examples=40)
 @given(UPDATES, OUTPUTS)
@@ -117,7 +125,7 @@ def test_random_recurrences(update: str, output: str) -> None:
     if not any(n.op == "input" and "V" in n.axes for n in op.plan.forward.nodes):
         return
     tensors = draw(op.spec, 1, 5, 1, 3, 2, seed=1)
-    (state,) = draw_state(op.spec, 1, 1, 3, 2)
+    state = torch.randn(1, 1, 3, 2, dtype=torch.float64)
     consts = {str(n.attr("name")): 0.5 for n in op.plan.forward.nodes if n.op == "const"}
     o, _ = run_plan(op.plan.forward, {**tensors, **consts}, state, 2)
     wanted = run_backward(op.plan.backward, op.plan.forward, {**tensors, **consts}, state, 2, o)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import TEXTS, assert_close, case, errors
+from kernel_cases import TEXTS, assert_close, carried, case, errors
 
 import linalg_dsl as ld
 from linalg_dsl import driver
@@ -31,14 +31,6 @@ def test_the_carried_boundary_term_equals_the_exact_one(
     op = ld.compile(f"{TEXTS[name]}\n", backend="triton", chunk_size=16)
     _, tensors, state = case(name, 1, 200, 1, 17, 16, gates)
     assert_close(errors(op, tensors, state))
-
-
-def carried(text: str) -> str:
-    changed = text.replace(
-        "keep_every_state(self.chunks, self.heads, self.key, self.value, bytes_each)", "False"
-    )
-    assert changed != text
-    return changed
 
 
 @pytest.mark.parametrize(
