@@ -24,23 +24,8 @@ from linalg_dsl.ops.reference import const_values, reference
 
 STEPS: dict[str, Step] = {**GATED, **DELTA, **MEMORY}
 
-WAITING: dict[str, str] = dict.fromkeys(
-    ("hla", "ccq"), "a read with what was read from another state does not compile yet"
-)
+WAITING: dict[str, str] = {}
 """Entries that do not compile yet, with the reason."""
-
-_VALUE = "transitions and gates on the value side have no kernels yet"
-WITHOUT_KERNELS: dict[str, str] = {
-    **dict.fromkeys(("dfw", "gated_oja", "gated_oja_channel", "abc", "gsa", "raven"), _VALUE),
-    "mamba2_negative": "signed gates have no kernels yet",
-}
-"""Entries that have a torch module but no Triton kernels yet, with the reason."""
-
-WRONG_KERNELS: dict[str, str] = {
-    "lightnet": "kernels of one input do not run yet",
-    "rebased": "sums of what is not zero in the padding are wrong yet",
-}
-"""Entries whose kernels are at fault, with the reason."""
 
 LONG: dict[str, str] = {"gated_delta_product": "two erases a token are written out, score by score"}
 """Entries whose torch module is longer than it should be."""
