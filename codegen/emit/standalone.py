@@ -206,7 +206,7 @@ class _File:
         made += ["None" for _ in spec.shifted]
         return (
             f"count = tensors[{token}].shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1",
-            f"heads = max({head_counts(spec)})",
+            f"heads = max([{head_counts(spec)}])",
             "kind = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32",
             f"starts = {tuple_text(made)}",
             "given = tuple(start if x is None else x for x, start in zip(given, starts))",

@@ -187,16 +187,19 @@ class Statements:
         """The right-hand side, and whether it is zero on padding."""
         args, axes = node.args, node.axes
         zeros = [a in self.zero or self._is_zero_number(a) for a in args]
+        # a value without an axis is not zero on that axis's padding
+        whole = [
+            z and (self.nodes[a].axes == axes or self._is_zero_number(a))
+            for a, z in zip(args, zeros, strict=True)
+        ]
         match node.op:
             case "add":
-                return self._binary("+", node), all(zeros)
+                return self._binary("+", node), all(whole)
             case "mul":
-                return self._binary("*", node), any(
-                    z and self.nodes[a].axes == axes for a, z in zip(args, zeros, strict=True)
-                )
+                return self._binary("*", node), any(whole)
             case "maximum" | "minimum":
                 a, b = (self.value(x, axes) for x in args)
-                return f"tl.{node.op}({a}, {b})", all(zeros)
+                return f"tl.{node.op}({a}, {b})", all(whole)
             case "compare":
                 a, b = (self.value(x, axes) for x in args)
                 self.library.add("step")

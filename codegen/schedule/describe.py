@@ -259,7 +259,7 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
     if boundary is None:
         return ()
     if _exact(kernel, shape):
-        kept = shape.operand_bytes * shape.chunks * shape.H * shape.K * shape.V
+        kept = 4 * shape.chunks * shape.H * shape.K * shape.V
         why = (
             "its gate is in linear space"
             if boundary.exact
@@ -307,7 +307,7 @@ def _bytes(plan: KernelPlan, n: int, shape: CallShape) -> int:
 def _exact(kernel: Kernel, shape: CallShape) -> bool:
     boundary = kernel.boundary
     assert boundary is not None
-    return boundary.exact or keep_every_state(shape.chunks, shape.H, shape.K, shape.V, shape.operand_bytes)
+    return boundary.exact or keep_every_state(shape.chunks, shape.H, shape.K, shape.V)
 
 
 def _boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
@@ -316,7 +316,7 @@ def _boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
         return 0
     state = shape.H * shape.K * shape.V
     if _exact(kernel, shape):
-        return shape.chunks * state * shape.operand_bytes
+        return shape.chunks * state * 4
     return (shape.chunks // SEGMENT + shape.B) * state * 4 + 2 * shape.count((kernel.boundary.axis,)) * 4
 
 

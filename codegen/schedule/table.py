@@ -78,13 +78,13 @@ def choose_walk(
         block //= 2
 
 
-def keep_every_state(chunks: int, heads: int, key: int, value: int, operand_bytes: int) -> bool:
+def keep_every_state(chunks: int, heads: int, key: int, value: int) -> bool:
     """Whether the backward keeps the state at every chunk start, for a gate gradient without subtraction.
 
-    In the type of the products' operands, one GiB at the most; beyond, the boundary term is formed exactly
-    at every 8th boundary and carried between, which errs by a few roundings of the operands more.
+    One GiB in float32 at the most; beyond, the boundary term is formed exactly at every 8th boundary and
+    carried between, which errs by a few roundings of the operands more.
     """
-    return operand_bytes * chunks * heads * key * value <= 1 << 30
+    return 4 * chunks * heads * key * value <= 1 << 30
 
 
 def choose_prep(chunk: int, decay: str, gradients: bool) -> tuple[int, int]:

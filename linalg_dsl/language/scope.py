@@ -41,6 +41,8 @@ class Scope:
     """Bindings of loops that lie above."""
     updated: set[str] = field(default_factory=set)
     """States and other names whose equations stand above."""
+    _present: dict[str, set[str]] = field(default_factory=dict)
+    """What every equation reads at t; filled when it is first asked for."""
 
     def add(
         self,
@@ -156,6 +158,8 @@ class Scope:
     def order_hint(self, name: str) -> str:
         """What to do about a state's present that is not known in the equation in hand."""
         here = self.target
+        if self.mistakes.full:
+            return ""
         if any(name == a.name for loop in self.loops for a in loop.body) and here != name:
             return f"`{name}_t` is known below its loop"
         if here == name or all(a.name != name for a in self.assigns):
@@ -169,13 +173,13 @@ class Scope:
 
     def needed_by(self, name: str) -> set[str]:
         """The names whose present that of a name needs, straight or through others."""
-        reads: dict[str, set[str]] = {}
-        for assign in self.assigns:
-            present = {r.name for r in syn.refs(assign.value) if r.index and r.index.time == 0}
-            reads.setdefault(assign.name, set()).update(present)
+        if not self._present:
+            for assign in self.assigns:
+                present = {r.name for r in syn.refs(assign.value) if r.index and r.index.time == 0}
+                self._present.setdefault(assign.name, set()).update(present)
         todo, seen = [name], set[str]()
         while todo:
-            for other in reads.get(todo.pop(), ()):
+            for other in self._present.get(todo.pop(), ()):
                 if other not in seen:
                     seen.add(other)
                     todo.append(other)

@@ -174,7 +174,7 @@ def test_the_launches_in_words_name_kernels_sizes_and_reasons() -> None:
     assert "backward: 5 launches" in text
     assert "V is split: products with S sum over K" in text
     assert "with d_u_1, u_1 at hand its state is a plain linear recurrence" in text
-    assert "exactly at every chunk: all states take 268 MB" in text
+    assert "exactly at every chunk: all states take 537 MB" in text
     longer = "\n".join(schedule_lines(plan, B=8, T=16384, H=16, K=128, V=128))
     assert "exactly at every 8th chunk" in longer
     assert all(k.name in text for k in (*plan.forward, *plan.backward))

@@ -139,3 +139,13 @@ def test_opcheck_of_the_triton_operator_on_packed_sequences() -> None:
     offsets = torch.tensor([0, 0, 7, 20])
     found = torch.library.opcheck(handle, (*given, [math.nan], offsets, True, True))
     assert set(found.values()) == {"SUCCESS"}
+
+
+def test_a_number_per_token_beside_a_padded_axis() -> None:
+    """k minus the sum of its channels is not zero on the padding of K, where both of its operands are."""
+    op = ld.compile(
+        "recurrence centred\ninput q, k : [K]\ninput v : [V]\ny_t = k_t - sum(k_t)\n"
+        "f_t = y_t rsqrt(y_tᵀ y_t + 1)\nS_t = S_{t-1} + f_t v_tᵀ\no_t = S_tᵀ q_t\n",
+        backend="triton",
+    )
+    assert op.check(B=1, T=20, H=1, K=5, V=4).ok
