@@ -21,7 +21,8 @@ from linalg_dsl.codegen.emit.signature import (
     tuple_text,
 )
 from linalg_dsl.codegen.emit.torch_helpers import helper_sources
-from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter, Text
+from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter
+from linalg_dsl.codegen.emit.torch_text import Text
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan

@@ -21,8 +21,8 @@ from linalg_dsl.codegen.emit.signature import (
     tuple_text,
 )
 from linalg_dsl.codegen.emit.torch_helpers import helper_sources
-from linalg_dsl.codegen.emit.torch_printer import Text
 from linalg_dsl.codegen.emit.torch_step_printer import TokenPrinter
+from linalg_dsl.codegen.emit.torch_text import Text
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.step_form import StepForm

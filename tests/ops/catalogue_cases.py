@@ -27,15 +27,8 @@ STEPS: dict[str, Step] = {**GATED, **DELTA, **MEMORY}
 WAITING: dict[str, str] = {"mamba3": "shifts do not compile yet"}
 """Entries that do not compile yet, with the reason."""
 
-_VALUE = "transitions and gates on the value side have no kernels yet"
-WITHOUT_KERNELS: dict[str, str] = {
-    **dict.fromkeys(("dfw", "gated_oja", "gated_oja_channel"), _VALUE),
-    "mamba2_negative": "signed gates have no kernels yet",
-}
+WITHOUT_KERNELS: dict[str, str] = {}
 """Entries that have a torch module but no Triton kernels yet, with the reason."""
-
-LONG: dict[str, str] = {"gated_delta_product": "two erases a token are written out, score by score"}
-"""Entries whose torch module is longer than it should be."""
 
 SMALLER = {name: {"m": 3.0} for name in ("abc", "gsa", "raven", "blurry_window")}
 """Consts that are given in the calls of the tests."""

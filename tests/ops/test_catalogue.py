@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from catalogue_cases import (
-    LONG,
     STEPS,
     WAITING,
     WITHOUT_KERNELS,
@@ -118,7 +117,7 @@ def own_lines(module: str) -> int:
     return sum(len(f.splitlines()) for f in functions if f.startswith(own))
 
 
-@pytest.mark.parametrize("name", entries(WAITING | LONG))
+@pytest.mark.parametrize("name", entries(WAITING))
 def test_what_an_entry_adds_to_a_torch_module_is_short(name: str) -> None:
     assert 0 < own_lines(linalg_dsl.compile(spec_of(name)).source(backend="torch")) < 120
 
