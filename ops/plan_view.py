@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from linalg_dsl.algebra.expr import Dim, Number
 from linalg_dsl.errors import ArgumentError
@@ -205,6 +205,19 @@ class PlanExplanation:
             title = f"stage {i} of {len(self.stages)}: {stage.spec.name}{f' ({axes})' if axes else ''}"
             parts.append(f"{title}\n{'=' * len(title)}\n\n{found}")
         return "\n\n".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as plain data: ``name``, ``verdict``, ``steps``, and one entry per stage.
+
+        ``steps`` says in words what stages hand to each other, and is empty where there is only one.
+        """
+        whole = self.steps.is_whole
+        return {
+            "name": self.steps.spec.name,
+            "verdict": self.verdict,
+            "steps": [] if whole else [x for step in self.steps.steps for x in step.headline],
+            "stages": [stage.to_dict() for stage in self.stages],
+        }
 
     def to_latex(self) -> str:
         """The line, form (1) and the chunk equations; of several stages each under a heading of its own."""

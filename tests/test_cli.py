@@ -161,6 +161,32 @@ def test_check_compares_several_cases(run: Cli, good: str) -> None:
     assert "all within their bounds" in shown.out
 
 
+KEYS = ["name", "class", "verdict", "line", "rewrites", "form", "forward", "backward", "order", "missed",
+        "proof", "costs", "stability", "schedule"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("gated_delta_rule", ["scalar gate + rank 1"]),
+        ("mamba1", ["scan"]),
+        ("mlstm", ["scan", "scan", "scalar gate"]),
+    ],
+)
+def test_an_explanation_as_data_has_the_same_keys_for_every_class(
+    run: Cli, name: str, classes: list[str]
+) -> None:
+    data = run("explain", name, "--json").data
+    assert list(data) == ["name", "verdict", "steps", "stages", "explanation"]
+    assert [stage["class"] for stage in data["stages"]] == classes
+    for stage in data["stages"]:
+        assert list(stage) == KEYS
+        assert all(set(e) == {"left", "right", "note"} for e in (*stage["forward"], *stage["backward"]))
+        assert stage["forward"]
+        assert stage["costs"]
+        assert stage["missed"] or stage["class"] not in ("scan", "sequential")
+
+
 def test_check_of_one_shape_as_json(run: Cli, good: str) -> None:
     sizes = ("--B", "1", "--T", "20", "--H", "2", "--K", "5", "--V", "3")
     data = run("check", good, "--backend", "torch", "--dtype", "float64", *sizes, "--json").data

@@ -49,6 +49,11 @@ class Equation:
         return f"{self.left} = {self.right}" + (f"    ({self.note})" if self.note else "")
 
 
+def equation_data(found: Sequence[Equation]) -> list[dict[str, str]]:
+    """Equations as plain data."""
+    return [{"left": e.left, "right": e.right, "note": e.note} for e in found]
+
+
 def equations(plan: ChunkPlan, forward: ChunkPlan | None = None) -> tuple[Equation, ...]:
     """The equations of a plan. With ``forward``, what that plan computes is referred to by name only."""
     if forward is None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.planner.canonical import classify
 from linalg_dsl.planner.cost import decode_flops, flops, state_bytes, traffic
-from linalg_dsl.planner.equations import Equation, equations, legend
+from linalg_dsl.planner.equations import Equation, equation_data, equations, legend
 from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence
 from linalg_dsl.planner.graph import dependence, serial_depth
 from linalg_dsl.planner.latex import to_latex
@@ -154,6 +155,28 @@ class Explanation:
             if lines:
                 parts.append("\n".join([title, *(wrapped(line) for line in lines)]))
         return "\n\n".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is printed, as plain data: the keys are the same for every recurrence and every version."""
+        return {
+            "name": self.canonical.spec.name,
+            "class": classify(self.recurrence),
+            "verdict": self.verdict,
+            "line": list(self.line),
+            "rewrites": [
+                {"rule": r.rule, "before": r.before, "after": r.after, "reason": r.reason}
+                for r in self.canonical.rewrites
+            ],
+            "form": equation_data(self.form),
+            "forward": equation_data(self.forward_equations),
+            "backward": equation_data(self.backward_equations),
+            "order": list(self.order),
+            "missed": list(self.missed),
+            "proof": list(self.proof),
+            "costs": list(self.costs),
+            "stability": list(self.stability),
+            "schedule": list(self.schedule),
+        }
 
     def to_latex(self) -> str:
         """The line, form (1) and the chunk equations, one ``align*`` each."""
