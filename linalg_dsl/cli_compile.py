@@ -68,13 +68,20 @@ def compile_all(
 
 
 def write_modules(op: Any, folder: Path) -> list[Path]:
-    """The Triton and the PyTorch module of an op as files."""
+    """The Triton and the PyTorch module of every stage as files, and that of the steps between stages."""
+    texts = {
+        f"{module.name}_{backend}": module.text
+        for backend in ("triton", "torch")
+        for module in op.modules(backend)
+    }
+    if op.program_text is not None:
+        texts[f"{op.spec.name}_stages"] = op.program_text
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for backend in ("triton", "torch"):
-            path = folder / f"{op.spec.name}_{backend}.py"
-            path.write_text(op.source(backend=backend), encoding="utf-8")
+        for name, text in texts.items():
+            path = folder / f"{name}.py"
+            path.write_text(text, encoding="utf-8")
             written.append(path)
     except OSError as error:
         raise ArgumentError(f"cannot write to {folder}: {error}") from None
