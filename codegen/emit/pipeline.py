@@ -116,7 +116,7 @@ class _Emitter:
                 inputs=", ".join(self.values[i.name] for i in spec.inputs),
                 initials=", ".join(self.initials.values()),
                 numbers=", ".join(self.numbers.values()),
-                head_counts=", ".join(heads),
+                head_counts=", ".join(["1", *heads]),
                 lines=tuple(piece for line in lines for piece in _wrapped(line)),
                 output=output,
                 finals=", ".join(self.finals[n] for n in spec.carried),

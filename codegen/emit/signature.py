@@ -94,5 +94,6 @@ def literal(names: Iterable[str]) -> str:
 
 
 def head_counts(spec: RecurrenceSpec) -> str:
-    """The text of every tensor's number of heads."""
-    return ", ".join(f"tensors[{i}].shape[{2 if decl.timed else 0}]" for i, decl in enumerate(spec.inputs))
+    """The text of every tensor's number of heads, after a 1: ``max`` does not take a single number."""
+    own = (f"tensors[{i}].shape[{2 if decl.timed else 0}]" for i, decl in enumerate(spec.inputs))
+    return ", ".join(["1", *own])

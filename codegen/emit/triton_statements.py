@@ -111,7 +111,7 @@ class Statements:
             return
         expression, zero = self._expression(node)
         name = self.names.unique(f"b_{self._label(n)}")
-        singular = node.op == "unary" and node.attr("fn") in SINGULAR
+        singular = node.op == "unary" and (node.attr("fn") in SINGULAR or self._below_maximum(node))
         if (n in self.needs_zero or singular) and not zero and self._padded(node.axes):
             expression, zero = f"tl.where({self.mask(node.axes)}, {expression}, 0.0)", True
         self.lines.append(f"{name} = {expression}")
@@ -338,6 +338,13 @@ class Statements:
         template = _UNARY[fn]
         self.library |= {name for name in _LIBRARY if f"{name}(" in template}
         return template.format(arg)
+
+    def _below_maximum(self, node: Node) -> bool:
+        """Whether this is exp(x - max x), as of a softmax: on padding nothing bounds it."""
+        total = self.nodes[node.args[0]]
+        parts = [self.nodes[a] for a in total.args] if total.op == "add" else []
+        inner = [self.nodes[a].op for p in parts if p.op == "mul" for a in p.args]
+        return node.attr("fn") == "exp" and "amax" in inner
 
     def _reduce(self, node: Node) -> str:
         source = self.nodes[node.args[0]]
