@@ -8,6 +8,7 @@ from linalg_dsl.errors import ArgumentError
 
 BACKENDS = ("auto", "triton", "torch", "reference")
 SCHEDULES = (None, "walk")
+SUBSTEPS = (None, "micro", "expand")
 LARGEST_CHUNK = 1 << 20
 
 
@@ -19,6 +20,12 @@ class CompileOptions:
     takes any, the triton backend powers of two from 16 to 256. ``strict`` makes a slower path than the
     class promises an error, ``debug`` checks declared promises in every call (and waits for the device),
     ``invariant`` makes the plan depend on K, V, dtype and device only.
+
+    ``substeps`` "micro" lays the substeps of a token out as tokens, "expand" writes them out as one update
+    of higher rank; None takes what costs less.
+
+    Of a stage that feeds another: ``wide``, its output is float32 (float64 where something is), whatever
+    its inputs are; ``handed``, the inputs that other stages gave, whose types say nothing of the user's.
     """
 
     backend: str = "auto"
@@ -27,12 +34,17 @@ class CompileOptions:
     invariant: bool = False
     strict: bool = False
     debug: bool = False
+    substeps: str | None = None
+    wide: bool = False
+    handed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ArgumentError(f"backend is one of {', '.join(BACKENDS)}, got {self.backend!r}")
         if self.schedule not in SCHEDULES:
             raise ArgumentError(f"schedule {self.schedule!r} is not supported yet; use None or 'walk'")
+        if self.substeps not in SUBSTEPS:
+            raise ArgumentError(f"substeps is one of micro, expand, got {self.substeps!r}")
         size = self.chunk_size
         if size is None:
             return

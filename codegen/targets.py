@@ -152,12 +152,12 @@ def launches(
             shape = (*lead, *(sizes.get(d, d) for d in dims))
             tensors.append(torch.empty(shape, dtype=kind if wide else torch.float32, device="meta"))
         declared = getattr(module, "STATE_DIMS", (("K", "V"),) * len(module.STATES))
-        states = tuple(
-            torch.empty((batch, heads, *(sizes.get(d, d) for d in dims)), dtype=torch.float32, device="meta")
-            for dims in declared
-        )
+        states = []
+        for dims in declared:
+            shape = (batch, heads, *(sizes.get(d, d) for d in dims))
+            states.append(torch.empty(shape, dtype=torch.float32, device="meta"))
         consts = (1.0,) * len(module.CONSTS)
-        given = (tuple(tensors), states, consts, None)
+        given = (tuple(tensors), tuple(states), consts, None)
         o, finals, residuals = module.forward(*given, True, True)
         module.backward(*given, residuals, torch.empty_like(o), finals)
     return found

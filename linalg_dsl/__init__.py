@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from linalg_dsl.language.builder import I as I
     from linalg_dsl.language.builder import K as K
     from linalg_dsl.language.builder import LogGate as LogGate
+    from linalg_dsl.language.builder import Matrix as Matrix
     from linalg_dsl.language.builder import Param as Param
     from linalg_dsl.language.builder import Scalar as Scalar
     from linalg_dsl.language.builder import Scalars as Scalars
@@ -58,8 +59,8 @@ if TYPE_CHECKING:
     from linalg_dsl.language.spec import RecurrenceSpec as RecurrenceSpec
 
 _LANGUAGE = (
-    "recurrence", "K", "V", "I", "Vectors", "Scalar", "Scalars", "LogGate", "Gate", "Param", "State", "prev",
-    "substeps",
+    "recurrence", "K", "V", "I", "Vectors", "Matrix", "Scalar", "Scalars", "LogGate", "Gate", "Param",
+    "State", "prev", "substeps",
     "outer", "diag", "exp", "log", "sigmoid", "logsigmoid", "softplus", "tanh", "silu", "relu", "elu", "sqrt",
     "rsqrt", "abs", "sign", "min", "max", "clamp", "sum", "dot", "l2norm", "softmax",
 )  # fmt: skip

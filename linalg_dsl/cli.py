@@ -65,12 +65,13 @@ def explain(
     import linalg_dsl
 
     op = linalg_dsl.compile(load_spec(spec))
-    text = (
-        op.plan.to_latex()
-        if latex
-        else str(op.plan.explain(B=B, T=T, H=H, K=K, V=V, dtype=dtype, target=target))
-    )
-    Output(json).text(text, {"name": op.spec.name, "latex" if latex else "explanation": text})
+    if latex:
+        text = op.plan.to_latex()
+        Output(json).text(text, {"name": op.spec.name, "latex": text})
+        return
+    found = op.plan.explain(B=B, T=T, H=H, K=K, V=V, dtype=dtype, target=target)
+    text = str(found)
+    Output(json).text(text, {**found.to_dict(), "explanation": text})
 
 
 @app.command(name="compile")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +43,23 @@ def compile_all(
     rows: list[dict[str, Any]] = []
     good = True
     for spec in specs:
+        found: list[dict[str, Any]] = []
         try:
             op = linalg_dsl.compile(spec)
-        except DslError as mistake:
+            if out is not None or not places:
+                for path in write_modules(op, out or Path("build")):
+                    output.note(f"wrote {path}")
+            for target in places:
+                with output.working(f"compiling {spec.name} for {target}"):
+                    failure = _compile(op, target, {"K": key, "V": value}, dtype, seen, found)
+                if failure is not None:
+                    good = False
+                    output.problem(f"{spec.name} does not compile for {target}: {failure}")
+        except (DslError, ArgumentError) as refusal:
             if len(specs) == 1:
                 raise
-            good = False
-            output.problem(str(mistake))
-            continue
-        if out is not None or not places:
-            for path in write_modules(op, out or Path("build")):
-                output.note(f"wrote {path}")
-        found: list[dict[str, Any]] = []
-        for target in places:
-            with output.working(f"compiling {spec.name} for {target}"):
-                failure = _compile(op.source(backend="triton"), target, key, value, dtype, seen, found)
-            if failure is not None:
-                good = False
-                output.problem(f"{spec.name} does not compile for {target}: {failure}")
+            good = False  # the others are still of interest
+            output.problem(str(refusal))
         if found:
             output.table(spec.name, COLUMNS, found)
         rows += [{"recurrence": spec.name, **row} for row in found]
@@ -69,13 +68,20 @@ def compile_all(
 
 
 def write_modules(op: Any, folder: Path) -> list[Path]:
-    """The Triton and the PyTorch module of an op as files."""
+    """The Triton and the PyTorch module of every stage as files, and that of the steps between stages."""
+    texts = {
+        f"{module.name}_{backend}": module.text
+        for backend in ("triton", "torch")
+        for module in op.modules(backend)
+    }
+    if op.program_text is not None:
+        texts[f"{op.spec.name}_stages"] = op.program_text
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for backend in ("triton", "torch"):
-            path = folder / f"{op.spec.name}_{backend}.py"
-            path.write_text(op.source(backend=backend), encoding="utf-8")
+        for name, text in texts.items():
+            path = folder / f"{name}.py"
+            path.write_text(text, encoding="utf-8")
             written.append(path)
     except OSError as error:
         raise ArgumentError(f"cannot write to {folder}: {error}") from None
@@ -92,10 +98,9 @@ def _targets(names: Sequence[str]) -> list[str]:
 
 
 def _compile(
-    text: str,
+    op: Any,
     target: str,
-    key: int,
-    value: int,
+    sizes: Mapping[str, int],
     dtype: str,
     seen: set[str],
     found: list[dict[str, Any]],
@@ -104,9 +109,11 @@ def _compile(
     from linalg_dsl.codegen.targets import report
 
     try:
-        for kernel in report(text, target, key=key, value=value, dtype=dtype, seen=seen):
-            row = {column: getattr(kernel, column) for column in COLUMNS}
-            found.append(row | {"seconds": round(kernel.seconds, 1)})
+        for module in op.modules("triton"):
+            own = module.sizes(op.spec, sizes)
+            for kernel in report(module.text, target, key=own["K"], value=own["V"], dtype=dtype, seen=seen):
+                row = {column: getattr(kernel, column) for column in COLUMNS}
+                found.append(row | {"seconds": round(kernel.seconds, 1)})
     except (ArgumentError, DslError, InternalError):
         raise
     except Exception as error:  # the compiler has many kinds, and one bad target should not hide the rest

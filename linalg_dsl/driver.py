@@ -1,6 +1,7 @@
 """The driver: from what a user wrote to a torch op, stage by stage.
 
 text or Python function -> RecurrenceSpec           language.parser, language.builder
+RecurrenceSpec          -> Stages                   planner.split, a RecurrenceSpec each
 RecurrenceSpec          -> CanonicalRecurrence      planner.canonical; where there is none
                         -> StepForm                 planner.step_form
 CanonicalRecurrence     -> ChunkPlan (forward)      planner.chunkwise
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ def compile(
     strict: bool = False,
     debug: bool = False,
     tune: bool = False,
+    substeps: str | None = None,
 ) -> CompiledOp:
     """Compiles a recurrence: a spec, a function under ``@recurrence``, a text, or the path of a file.
 
@@ -48,9 +51,9 @@ def compile(
     module of a backend is written at the first call that needs it. Options: ``CompileOptions``.
     """
     _refuse(state_layout=state_layout not in (None, "kv"), reverse=reverse, tune=tune)
-    options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug)
+    options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug, substeps)
     op = _op(read_spec(spec), options)
-    op.artefacts()
+    op.derive()
     return op
 
 
@@ -109,11 +112,11 @@ def emit(artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
         case "torch":
             from linalg_dsl.codegen.emit.torch_module import emit_torch
 
-            return emit_torch(form, *plans, chunk_size=options.chunk_size)
+            return emit_torch(form, *plans, chunk_size=options.chunk_size, wide=options.wide)
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            return emit_triton(form, *plans, chunk_size=options.chunk_size, invariant=options.invariant)
+            return emit_triton(form, *plans, **_triton_options(options))
         case _:
             raise InternalError(f"no module for backend {backend}")
 
@@ -124,13 +127,22 @@ def _emit_step(form: StepForm, artefacts: Artefacts, backend: str, options: Comp
         case "torch":
             from linalg_dsl.codegen.emit.torch_step import emit_torch_step
 
-            return emit_torch_step(*plans, chunk_size=options.chunk_size)
+            return emit_torch_step(*plans, chunk_size=options.chunk_size, wide=options.wide)
         case "triton":
             from linalg_dsl.codegen.emit.triton_step import emit_triton_step
 
-            return emit_triton_step(*plans, chunk_size=options.chunk_size, invariant=options.invariant)
+            return emit_triton_step(*plans, **_triton_options(options))
         case _:
             raise InternalError(f"no module for backend {backend}")
+
+
+def _triton_options(options: CompileOptions) -> dict[str, Any]:
+    return {
+        "chunk_size": options.chunk_size,
+        "invariant": options.invariant,
+        "wide": options.wide,
+        "handed": options.handed,
+    }
 
 
 def _note_slower_path(form: StepForm, options: CompileOptions) -> None:
@@ -147,10 +159,15 @@ def _note_slower_path(form: StepForm, options: CompileOptions) -> None:
 
 
 def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:
-    from linalg_dsl.ops.artefacts import Stages
+    from linalg_dsl.ops.artefacts import Passes
     from linalg_dsl.ops.op import CompiledOp
+    from linalg_dsl.planner.micro_tokens import choose_substeps
+    from linalg_dsl.planner.split import split
+    from linalg_dsl.planner.stages import Stage
 
-    return CompiledOp(spec, options, Stages(derive, emit))
+    stages = split(spec)
+    steps = [choose_substeps(s, options.substeps) if isinstance(s, Stage) else s for s in stages.steps]
+    return CompiledOp(spec, options, Passes(derive, emit), replace(stages, steps=tuple(steps)))
 
 
 def _refuse(**asked: Any) -> None:

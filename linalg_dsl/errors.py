@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from linalg_dsl.source import Span
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,20 @@ class DslError(Exception):
     @classmethod
     def single(cls, code: str, message: str, span: Span | None = None, hint: str | None = None) -> DslError:
         return cls([Mistake(code, message, span, hint)])
+
+
+def for_each(items: Iterable[Item], do: Callable[[Item], Made]) -> list[Made]:
+    """``do`` of every item; the mistakes of all of them are raised together."""
+    made: list[Made] = []
+    mistakes: list[Mistake] = []
+    for item in items:
+        try:
+            made.append(do(item))
+        except DslError as err:
+            mistakes += [m for m in err.mistakes if m not in mistakes]
+    if mistakes:
+        raise DslError(mistakes)
+    return made
 
 
 class ArgumentError(ValueError):

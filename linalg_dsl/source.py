@@ -26,6 +26,10 @@ class Span:
         first = self if self.start <= other.start else other
         return Span(self.text, first.start, max(self.end, other.end), first.line, first.column, self.origin)
 
+    def quoted(self) -> str:
+        """The characters themselves, on one line."""
+        return " ".join(self.text[self.start : self.end].split())
+
     def excerpt(self) -> str:
         """The source line, and below it carets under the span."""
         line = self.text.split("\n")[self.line - 1].rstrip("\r")

@@ -14,7 +14,7 @@ from torch import Tensor
 from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
-from linalg_dsl.ops.carried import FLOATING, check_states, unpack_states
+from linalg_dsl.ops.carried import FLOATING, carried_dims, check_states, given_states
 
 WIDEST = 512
 RESERVED = frozenset({"initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu", "max_seqlen"})
@@ -23,8 +23,11 @@ RESERVED = frozenset({"initial_state", "output_final_state", "cu_seqlens", "cu_s
 
 @dataclass(frozen=True)
 class BoundCall:
-    """One call, checked: the tensors in declaration order, the consts given, sorted by name, one initial
-    state or None per state, and the sizes B, T, H, N and of every axis of a tensor."""
+    """One call, checked.
+
+    The tensors in declaration order, the consts given, sorted by name, what is handed in of everything
+    that is carried, and the sizes B, T, H, N and of every axis.
+    """
 
     tensors: tuple[Tensor, ...]
     consts: tuple[tuple[str, float], ...]
@@ -64,22 +67,45 @@ def bind(
     sizes |= {"B": first.shape[0], "T": first.shape[1], "H": heads, "N": first.shape[0]}
     if cu_seqlens is not None:
         sizes["N"] = _check_offsets(spec, cu_seqlens, first)
-    sizes |= _state_sizes(spec, sizes, consts)
-    initials = unpack_states(spec, initial_state)
+    sizes |= _state_sizes(spec, sizes, dict(consts))
+    initials = given_states(spec, initial_state)
     check_states(spec, initials, sizes, first)
     return BoundCall(tensors, consts, initials, sizes)
 
 
+def call_sizes(
+    spec: RecurrenceSpec, tensors: Sequence[Tensor], cu_seqlens: Tensor | None, consts: Mapping[str, float]
+) -> dict[str, int]:
+    """B, T, H, N and the size of every axis, of tensors that fit."""
+    first = next(x for x, d in zip(tensors, spec.inputs, strict=True) if d.timed)
+    heads = max(x.shape[2 if d.timed else 0] for x, d in zip(tensors, spec.inputs, strict=True))
+    count = first.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sizes = axis_sizes(spec, tensors) | {"B": first.shape[0], "T": first.shape[1], "H": heads, "N": count}
+    return sizes | _state_sizes(spec, sizes, consts)
+
+
+def check_const_axes(spec: RecurrenceSpec, sizes: Mapping[str, int], given: Mapping[str, float]) -> None:
+    """Raises ``ArgumentError`` where an axis that is a const has another size."""
+    for name, value in _plain_consts(spec, given).items():
+        if name in sizes and sizes[name] != value:
+            raise ArgumentError(f"{spec.name}: axis {name} is {sizes[name]}, expected {value:g}")
+
+
+def _plain_consts(spec: RecurrenceSpec, given: Mapping[str, float]) -> dict[str, float]:
+    """The consts that are given, or declared as numbers."""
+    plain = {c.name: float(c.value.value) for c in spec.consts if isinstance(c.value, Number)}
+    return plain | dict(given)
+
+
 def _state_sizes(
-    spec: RecurrenceSpec, sizes: Mapping[str, int], given: Sequence[tuple[str, float]]
+    spec: RecurrenceSpec, sizes: Mapping[str, int], given: Mapping[str, float]
 ) -> dict[str, int]:
     """The sizes of states' axes that no tensor has: consts that are plain numbers."""
-    plain = {c.name: float(c.value.value) for c in spec.consts if isinstance(c.value, Number)}
-    numbers = plain | dict(given)
+    numbers = _plain_consts(spec, given)
     return {
         d: int(numbers[d])
-        for s in spec.states
-        for d in s.dims
+        for dims in carried_dims(spec)
+        for d in dims
         if isinstance(d, str) and d not in sizes and d in numbers
     }
 

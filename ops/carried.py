@@ -1,45 +1,37 @@
-"""The states of a call: handed in and out as one tensor, or as a named tuple of several."""
+"""What a call carries: states and shifted inputs as handed in, checked; ``ops/states.py`` packs them."""
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linalg_dsl.algebra.expr import Dim
-from linalg_dsl.codegen.emit.standalone import state_fields
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec, State
+from linalg_dsl.ops.states import state_fields
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@cache
-def state_type(spec: RecurrenceSpec) -> Any:
-    """The named tuple of a spec with several states: its fields are their names, in ASCII."""
-    return namedtuple("State", state_fields(spec))
-
-
-def pack_states(spec: RecurrenceSpec, states: Sequence[Tensor]) -> Any:
-    """What a caller sees of the final states: a tensor, or a named tuple where there are several."""
-    return states[0] if len(spec.states) == 1 else state_type(spec)(*states)
-
-
 def state_labels(spec: RecurrenceSpec, label: str) -> tuple[str, ...]:
-    """What a report calls the states: the label, with the state's name where there are several."""
-    return (label,) if len(spec.states) == 1 else tuple(f"{label} {s.name}" for s in spec.states)
+    """What a report calls the carried tensors: the label, with a name where there are several."""
+    return (label,) if len(spec.carried) == 1 else tuple(f"{label} {name}" for name in spec.carried)
 
 
-def unpack_states(spec: RecurrenceSpec, given: Any) -> tuple[Tensor | None, ...]:
-    """One tensor or None per state from ``initial_state``: a tensor, a sequence or a mapping by name.
+def carried_dims(spec: RecurrenceSpec) -> tuple[tuple[Dim, ...], ...]:
+    """The axes of every carried tensor, in the order of ``spec.carried``."""
+    return (*(s.dims for s in spec.states), *(i.dims for i in spec.shifted))
 
-    Raises ``ArgumentError`` that says what was expected and what came. Shapes: ``check_state``.
+
+def given_states(spec: RecurrenceSpec, given: Any) -> tuple[Tensor | None, ...]:
+    """One tensor or None per carried tensor from ``initial_state``: a tensor, a sequence, a mapping by name.
+
+    Raises ``ArgumentError`` that says what was expected and what came. Shapes: ``check_states``.
     """
-    names = [s.name for s in spec.states]
+    names = spec.carried
     if given is None:
         return (None,) * len(names)
     where = f"{spec.name}: initial_state"
@@ -50,19 +42,16 @@ def unpack_states(spec: RecurrenceSpec, given: Any) -> tuple[Tensor | None, ...]
     elif isinstance(given, Tensor) or not isinstance(given, Sequence):
         if len(names) > 1:
             raise ArgumentError(
-                f"{where} must hold one tensor per state ({', '.join(names)}), got a {type(given).__name__}"
+                f"{where} must hold one tensor each of {', '.join(names)}, got a {type(given).__name__}"
             )
         found = [given]
     else:
         fields = getattr(given, "_fields", None)
-        if fields is not None and tuple(fields) != state_fields(spec):
-            raise ArgumentError(
-                f"{where} has the fields {', '.join(fields)}, expected {', '.join(state_fields(spec))}"
-            )
+        expected = state_fields(spec)
+        if fields is not None and tuple(fields) != expected:
+            raise ArgumentError(f"{where} has the fields {', '.join(fields)}, expected {', '.join(expected)}")
         if len(given) != len(names):
-            raise ArgumentError(
-                f"{where} must hold one tensor per state ({', '.join(names)}), got {len(given)}"
-            )
+            raise ArgumentError(f"{where} must hold one tensor each of {', '.join(names)}, got {len(given)}")
         found = list(given)
     for name, x in zip(names, found, strict=True):
         if x is not None and (not isinstance(x, Tensor) or x.dtype not in FLOATING):
@@ -75,17 +64,17 @@ def unpack_states(spec: RecurrenceSpec, given: Any) -> tuple[Tensor | None, ...]
 def check_states(
     spec: RecurrenceSpec, states: Sequence[Tensor | None], sizes: Mapping[str, int], like: Tensor
 ) -> None:
-    """Shapes [N, H, *dims] and devices; axes of which nothing says how large they are may have any size."""
-    for decl, state in zip(spec.states, states, strict=True):
+    """Shapes [N, H, *dims] and devices of the carried tensors that were handed in."""
+    for name, dims, state in zip(spec.carried, carried_dims(spec), states, strict=True):
         if state is None:
             continue
         where = f"{spec.name}: initial_state"
-        if len(spec.states) > 1:
-            where += f": {decl.name}"
-        expected = (sizes["N"], sizes["H"], *(_size(d, sizes) for d in decl.dims))
+        if len(spec.carried) > 1:
+            where += f": {name}"
+        expected = (sizes["N"], sizes["H"], *(_size(d, sizes) for d in dims))
         if tuple(state.shape) != expected:
             raise ArgumentError(
-                f"{where} must be [{', '.join(['N', 'H', *map(str, decl.dims)])}] = {expected}, "
+                f"{where} must be [{', '.join(['N', 'H', *map(str, dims)])}] = {expected}, "
                 f"got shape {tuple(state.shape)}"
             )
         if state.device != like.device:
@@ -104,9 +93,23 @@ def started(
 
 def start_state(decl: State, sizes: Mapping[str, int], like: Tensor) -> Tensor:
     """A state [N, H, *dims] before the first token, in float32 (float64 for float64 inputs)."""
+    return _filled(decl.dims, decl.start, sizes, like)
+
+
+def all_started(
+    spec: RecurrenceSpec, given: Sequence[Tensor | None], sizes: Mapping[str, int], like: Tensor
+) -> list[Tensor] | None:
+    """Everything that is carried, what is not given at its start; None where nothing is given."""
+    if all(x is None for x in given):
+        return None
+    starts = [*(s.start for s in spec.states), *(0.0 for _ in spec.shifted)]
+    parts = zip(carried_dims(spec), starts, given, strict=True)
+    return [_filled(dims, start, sizes, like) if x is None else x for dims, start, x in parts]
+
+
+def _filled(dims: tuple[Dim, ...], value: float, sizes: Mapping[str, int], like: Tensor) -> Tensor:
     kind = torch.float64 if like.dtype == torch.float64 else torch.float32
-    shape = (sizes["N"], sizes["H"], *(_size(d, sizes) for d in decl.dims))
-    return like.new_full(shape, decl.start, dtype=kind)
+    return like.new_full((sizes["N"], sizes["H"], *(_size(d, sizes) for d in dims)), value, dtype=kind)
 
 
 def _size(dim: Dim, sizes: Mapping[str, int]) -> int:

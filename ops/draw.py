@@ -133,11 +133,10 @@ def _linear_gate(decl: Input, shape: tuple[int, ...], gates: GateKind, generator
     if low < 0 < high:  # a signed gate: the magnitude decays, the sign is free
         sign = _pick((-1.0, 1.0), shape, generator)
         return _into(torch.where(sign < 0, low, high) * decay, promise)
-    if high <= 0:
-        return _into(low * decay, promise)
     # the smallest is not 0 unless 0 is promised: the logarithm has no gradient there
-    floor = 0.0 if low == 0 and not promise.low_open else 1e-26
-    return _into(low + (high - low) * decay.clamp_min(floor), promise)
+    end, is_open = (low, promise.low_open) if low >= 0 else (high, promise.high_open)
+    decay = decay.clamp_min(1e-26 if end != 0 or is_open else 0.0)
+    return _into(low + (high - low) * decay if low >= 0 else high + (low - high) * decay, promise)
 
 
 def _is_square(decl: Input) -> bool:

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from linalg_dsl.codegen.cache import load_module
+from linalg_dsl.codegen.emit.names import ascii_identifier, ascii_text
+from linalg_dsl.codegen.emit.pipeline import emit_pipeline
 from linalg_dsl.codegen.emit.signature import output_like
 from linalg_dsl.codegen.extract import part_of
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops.args import RESERVED, BoundCall, bind, check_widths
-from linalg_dsl.ops.artefacts import Artefacts, Stages
-from linalg_dsl.ops.carried import pack_states, start_state, started
-from linalg_dsl.ops.library import Operator, register
-from linalg_dsl.ops.plan_view import Plan
+from linalg_dsl.ops.args import RESERVED, BoundCall, bind, check_const_axes, const_numbers
+from linalg_dsl.ops.artefacts import Artefacts, Module, Passes
+from linalg_dsl.ops.carried import all_started
+from linalg_dsl.ops.library import Operator
+from linalg_dsl.ops.plan_view import Plan, StagePlan
 from linalg_dsl.ops.promises import check_promises
 from linalg_dsl.ops.reference import reference
+from linalg_dsl.ops.stage_op import Consts, Rounding, StageOp, States, constant
+from linalg_dsl.ops.states import state_tuple
+from linalg_dsl.planner.stages import Shift, Stage, Stages, single
 
 if TYPE_CHECKING:
     from linalg_dsl.ops.check import CheckReport
-
-Consts = tuple[tuple[str, float], ...]
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _constant(method: Method) -> Method:
-    """A method that torch.compile runs while tracing, as its result is the same for the same arguments."""
-    return cast(Method, torch.compiler.assume_constant_result(method))  # type: ignore[no-untyped-call]
 
 
 class CompiledOp:
@@ -50,15 +49,25 @@ class CompiledOp:
     Several states go in as a sequence, a named tuple or a mapping, and come out as a named tuple.
     """
 
-    def __init__(self, spec: RecurrenceSpec, options: CompileOptions, stages: Stages) -> None:
+    def __init__(
+        self, spec: RecurrenceSpec, options: CompileOptions, passes: Passes, stages: Stages | None = None
+    ) -> None:
         if clash := RESERVED & {*(x.name for x in spec.inputs), *(x.name for x in spec.consts)}:
             raise ArgumentError(f"{spec.name}: {min(clash)} is a keyword of every call; choose another name")
         self.spec = spec
         self.options = options
-        self._stages = stages
-        self._derived: dict[Consts, Artefacts] = {}
-        self._texts: dict[tuple[str, Consts], str] = {}
-        self._prepared: dict[tuple[str | float, ...], str] = {}
+        self.stages = stages or single(spec)
+        self.state_type = state_tuple(spec)
+        self._passes = passes
+        self.stage_ops = tuple(
+            StageOp(stage.spec, _stage_options(options, self.stages, stage), passes)
+            for stage in self.stages.stages
+        )
+        self.program_text = None if self.stages.is_whole else emit_pipeline(self.stages)
+        # what torch.compile traces through has to be there before it is called
+        self.program = None
+        if self.program_text is not None:
+            self.program = load_module(f"{ascii_identifier(spec.name)[:50]}_stages", self.program_text)
         self.__name__ = self.__qualname__ = spec.name
         self.__doc__ = spec.doc or type(self).__doc__
 
@@ -98,20 +107,14 @@ class CompiledOp:
         kind = call.tensors[0].device.type
         backend = self.backend_for(kind, any(x.dtype == torch.float64 for x in call.tensors))
         if backend == "reference":
-            return self._by_reference(call, output_final_state, cu_seqlens)
-        if backend == "triton":
-            check_widths(self.spec, call.tensors)
-        if backend == "torch" and kind != "cpu" and cu_seqlens_cpu is not None:
-            cu_seqlens = cu_seqlens_cpu
-        name = self._prepare(backend, *(word for pair in call.consts for word in pair))
-        given = dict(call.consts)
-        consts = [given.get(c.name, math.nan) for c in self.spec.consts]
-        initials = started(self.spec, call.initials, call.sizes, call.tensors[0])
-        leaves = (*call.tensors, *initials)
-        save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
-        operator = getattr(torch.ops.linalg_dsl, name)
-        o, *states, _ = operator(*leaves, consts, cu_seqlens, output_final_state, save)
-        return (o, pack_states(self.spec, states)) if output_final_state else o
+            o, states = self._step_loop(call, cu_seqlens, output_final_state, None)
+            o = o.to(call.tensors[output_like(self.spec)].dtype)
+        else:
+            if backend == "torch" and kind != "cpu" and cu_seqlens_cpu is not None:
+                cu_seqlens = cu_seqlens_cpu
+            runs = [partial(stage.run, backend, call.consts) for stage in self.stage_ops]
+            o, states = self._run(runs, call, cu_seqlens, output_final_state)
+        return self._results(o, states, output_final_state)
 
     def step(self, *args: Tensor, **kwargs: Any) -> Any:
         """One decode step; not supported yet."""
@@ -130,8 +133,8 @@ class CompiledOp:
     ) -> Any:
         """The step-by-step loop of the spec on the same arguments: any dtype, differentiable twice, slow."""
         call = bind(self.spec, args, kwargs, initial_state, cu_seqlens)
-        o, states = self._step_loop(call, output_final_state, cu_seqlens, dtype)
-        return (o, pack_states(self.spec, states)) if output_final_state else o
+        o, states = self._step_loop(call, cu_seqlens, output_final_state, dtype)
+        return self._results(o, states, output_final_state)
 
     def check(self, **kwargs: Any) -> CheckReport:
         """Errors of output, final state and every gradient against the float64 reference.
@@ -146,106 +149,117 @@ class CompiledOp:
     @property
     def plan(self) -> Plan:
         """The derivation and the chunk plans, printable; ``plan.explain(B=, T=, H=, K=, V=)``."""
-        return Plan(self.artefacts(()), self.options.chunk_size)
+        plans = [StagePlan(stage.artefacts(), self.options.chunk_size) for stage in self.stage_ops]
+        return Plan(self.stages, tuple(plans))
 
     def artefacts(self, consts: Consts = ()) -> Artefacts:
-        """Canonical form and chunk plans with these consts fixed."""
-        found = self._derived.get(consts)
-        if found is None:
-            found = self._derived[consts] = self._stages.derive(self.spec, self.options, dict(consts))
-        return found
+        """Canonical form and plans with these consts fixed, of a recurrence that is one stage."""
+        return self._whole().artefacts(consts)
+
+    def derive(self) -> None:
+        """Derives the plans of all stages, so that mistakes are reported."""
+        for stage in self.stage_ops:
+            stage.artefacts()
 
     def source(self, which: str = "module", backend: str | None = None) -> str:
         """The generated text: "forward" or "backward" with all they call, or the whole "module".
 
         ``backend`` is "triton" or "torch"; by default what a call would use where tensors are on this
-        machine's best device.
+        machine's best device. Several stages stand one below the other, after the steps between them.
         """
         if which not in ("forward", "backward", "module"):
             raise ArgumentError(f"source is of forward, backward or module, got {which!r}")
-        text = self.module_text(backend or self._default_backend())
-        return text if which == "module" else part_of(text, which)
+        chosen = backend or self._default_backend()
+        texts = [(s.spec.name, s.module_text(chosen)) for s in self.stage_ops]
+        if which != "module":
+            texts = [(name, part_of(text, which)) for name, text in texts]
+        if self.program_text is None:
+            return texts[0][1]
+        pieces = [] if which == "backward" else [self.program_text]
+        pieces += [
+            f"# -- stage {i} of {len(texts)}: {ascii_text(name)} --\n\n{text}"
+            for i, (name, text) in enumerate(texts, 1)
+        ]
+        return "\n\n".join(pieces)
 
     def module_text(self, backend: str, consts: Consts = ()) -> str:
-        """The whole generated module of a backend, "triton" or "torch"."""
-        if backend not in ("triton", "torch"):
-            raise ArgumentError(f"source text exists for triton and torch, got {backend!r}")
-        found = self._texts.get((backend, consts))
-        if found is None:
-            text = self._stages.emit(self.artefacts(consts), backend, self.options)
-            found = self._texts[backend, consts] = text
-        return found
+        """The whole generated module of a backend, of a recurrence that is one stage."""
+        return self._whole().module_text(backend, consts)
+
+    def modules(self, backend: str) -> tuple[Module, ...]:
+        """Every generated module of a backend, stage by stage."""
+        pairs = zip(self.stage_ops, self.stages.stages, strict=True)
+        return tuple(Module(op.spec.name, op.module_text(backend), stage.axes) for op, stage in pairs)
 
     def export(self, path: str | os.PathLike[str], backend: str | None = None) -> Path:
         """Writes one file that needs only torch (and triton): the module and a function to call it."""
-        from linalg_dsl.codegen.emit.standalone import standalone_text
+        from linalg_dsl.codegen.emit.standalone import StageModule, standalone_text
 
         chosen = backend or self._default_backend()
         target = Path(path)
-        text = standalone_text(self.spec, self.module_text(chosen), self.operator(chosen).consts)
-        target.write_text(text, encoding="utf-8")
+        modules = [
+            StageModule(stage, op.module_text(chosen), op.operator(chosen).consts)
+            for op, stage in zip(self.stage_ops, self.stages.stages, strict=True)
+        ]
+        target.write_text(standalone_text(self.stages, modules, self.program_text), encoding="utf-8")
         return target
 
     def operator(self, backend: str, consts: Consts = ()) -> Operator:
-        """The registered torch operators of a backend."""
-        before = None
-        if backend == "triton":
-            from linalg_dsl.ops.selfcheck import SelfCheck
-
-            before = SelfCheck(self.spec, consts, lambda: self.operator("torch", consts).module)
-        return register(self.spec, self.module_text(backend, consts), before)
+        """The registered torch operators of a backend, of a recurrence that is one stage."""
+        return self._whole().operator(backend, consts)
 
     # -----------------------------------------------------------------------------------------
-    @_constant
-    def _prepare(self, backend: str, *words: str | float) -> str:
-        """The name of the operator for these consts (name, value, name, value, ...), registered by now.
+    def _whole(self) -> StageOp:
+        if self.stages.is_whole:
+            return self.stage_ops[0]
+        names = ", ".join(s.spec.name for s in self.stage_ops)
+        raise ArgumentError(f"{self.spec.name} runs in stages ({names}); ask each of op.stage_ops")
 
-        torch.compile calls this while tracing and takes the result for a constant, which asks for plain
-        words as arguments.
-        """
-        key = (backend, *words)
-        found = self._prepared.get(key)
-        if found is None:
-            consts = tuple((str(n), float(v)) for n, v in zip(words[::2], words[1::2], strict=True))
-            # consts that a module takes as numbers need no specialisation of their own
-            general = self.operator(backend)
-            fixed = tuple((n, v) for n, v in consts if n not in general.consts)
-            chosen = self.operator(backend, fixed) if fixed else general
-            found = self._prepared[key] = chosen.name
-        return found
+    def _run(
+        self,
+        runs: Sequence[Callable[..., tuple[Tensor, States]]],
+        call: BoundCall,
+        cu_seqlens: Tensor | None,
+        want: bool,
+    ) -> tuple[Tensor, States]:
+        """The output and what is carried on; ``runs`` run a stage each."""
+        if self.program is None:
+            return runs[0](call.tensors, call.initials, cu_seqlens, want)
+        check_const_axes(self.spec, call.sizes, dict(call.consts))
+        numbers: tuple[float, ...] = ()
+        if self.program.NUMBERS:
+            values = {**call.sizes, **const_numbers(self.spec, call.sizes, dict(call.consts))}
+            numbers = tuple(values[n] for n in self.program.NUMBERS)
+        o, carried = self.program.run(runs, call.tensors, call.initials, numbers, cu_seqlens, want)
+        return o, carried or ()
 
-    def _named(self, call: BoundCall) -> dict[str, Tensor]:
-        return {d.name: x for d, x in zip(self.spec.inputs, call.tensors, strict=True)}
-
-    def _by_reference(self, call: BoundCall, output_final_state: bool, cu_seqlens: Tensor | None) -> Any:
-        o, states = self._step_loop(call, output_final_state, cu_seqlens)
-        o = o.to(call.tensors[output_like(self.spec)].dtype)
-        return (o, pack_states(self.spec, states)) if output_final_state else o
+    def short_loop(
+        self, operand: Rounding, call: BoundCall, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, States]:
+        """Output and final states of form (1), token by token, its products with operands so rounded."""
+        runs = [partial(s.short_loop, operand, call.consts) for s in self.stage_ops]
+        return self._run(runs, call, cu_seqlens, True)
 
     def _step_loop(
-        self,
-        call: BoundCall,
-        output_final_state: bool,
-        cu_seqlens: Tensor | None,
-        dtype: torch.dtype | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        given = None
-        if any(x is not None for x in call.initials):
-            pairs = zip(self.spec.states, call.initials, strict=True)
-            like = call.tensors[0]
-            given = [start_state(s, call.sizes, like) if x is None else x for s, x in pairs]
+        self, call: BoundCall, cu_seqlens: Tensor | None, want: bool, dtype: torch.dtype | None
+    ) -> tuple[Tensor, States]:
         o, states = reference(
             self.spec,
-            self._named(call),
-            initial_state=given,
-            output_final_state=output_final_state,
+            {d.name: x for d, x in zip(self.spec.inputs, call.tensors, strict=True)},
+            initial_state=all_started(self.spec, call.initials, call.sizes, call.tensors[0]),
+            output_final_state=want,
             cu_seqlens=cu_seqlens,
             consts=dict(call.consts),
             dtype=dtype,
         )
         return o, (states,) if isinstance(states, Tensor) else tuple(states or ())
 
-    @_constant
+    def _results(self, o: Tensor, states: States, want: bool) -> Any:
+        if not want:
+            return o
+        return o, states[0] if len(states) == 1 else self.state_type(*states)
+
+    @constant
     def backend_for(self, device: str, double: bool) -> str:
         """The backend of a call with tensors on this type of device, in float64 or not."""
         wanted = self.options.backend
@@ -274,7 +288,7 @@ class CompiledOp:
         return wanted if wanted in ("triton", "torch") else "triton" if torch.cuda.is_available() else "torch"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CompiledOp, (self.spec, self.options, self._stages)
+        return CompiledOp, (self.spec, self.options, self._passes, self.stages)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledOp:
         return self  # it never changes
@@ -282,6 +296,15 @@ class CompiledOp:
     def __repr__(self) -> str:
         inputs = ", ".join(d.name for d in self.spec.inputs)
         return f"<linalg_dsl op {self.spec.name}({inputs}), backend {self.options.backend}>"
+
+
+def _stage_options(options: CompileOptions, stages: Stages, stage: Stage) -> CompileOptions:
+    """Those of the op; what is handed from stage to stage is in full precision."""
+    declared = {i.name for i in stages.spec.inputs}
+    pairs = zip(stage.spec.inputs, stage.arguments, strict=True)
+    made = {s.name: s.of for s in stages.steps if isinstance(s, Shift)}
+    handed = tuple(d.name for d, a in pairs if made.get(a, a) not in declared)
+    return replace(options, wide=stage.result != stages.output, handed=handed)
 
 
 def _refuse_tangents(name: str, tensors: Iterable[Tensor | None]) -> None:

@@ -1,14 +1,17 @@
-"""The plan of a compiled op as users see it."""
+"""The plan of a compiled op as users see it: of one stage, or stage after stage."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from linalg_dsl.algebra.expr import Dim, Number
+from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops.artefacts import Artefacts
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.stages import Stage, Stages
 from linalg_dsl.planner.step_form import StepForm
 
 if TYPE_CHECKING:
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Canonical form, forward and backward chunk plans of one recurrence."""
+class StagePlan:
+    """Canonical form, forward and backward chunk plans of one stage."""
 
     artefacts: Artefacts
     chunk_size: int | None = None
@@ -97,9 +100,131 @@ class Plan:
         chosen = schedule(self.forward, self.backward)
         return StepExplanation(form, self.forward, self.backward, calls, sizes, (str(chosen),))
 
+    def __str__(self) -> str:
+        return f"{self.forward}\n\n{self.backward}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an op was made of: ``steps`` and the plan of each stage, one for most recurrences."""
+
+    steps: Stages
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def canonical(self) -> CanonicalRecurrence:
+        return self._whole.canonical
+
+    @property
+    def forward(self) -> ChunkPlan:
+        return self._whole.forward
+
+    @property
+    def backward(self) -> ChunkPlan:
+        return self._whole.backward
+
+    @property
+    def kernels(self) -> KernelPlan:
+        """The kernels that carry out both plans on a GPU."""
+        return self._whole.kernels
+
+    def explain(
+        self,
+        B: int | None = None,
+        T: int | None = None,
+        H: int | None = None,
+        K: int | None = None,
+        V: int | None = None,
+        *,
+        dtype: str = "bfloat16",
+        target: str = "sm_90",
+    ) -> PlanExplanation:
+        """Verdict, derivation, chunk equations, costs, schedule, stability, stage after stage.
+
+        B, T and H turn costs into totals, and the list of kernels into the launches of such a call (K and V
+        128 where they are not given): their sizes, what they move, and the reasons. Raises ``ArgumentError``
+        for an unknown dtype or target.
+        """
+        parts = [
+            plan.explain(B, T, H, *self._sizes(stage, K, V), dtype=dtype, target=target)
+            for plan, stage in zip(self.stages, self.steps.stages, strict=True)
+        ]
+        return PlanExplanation(self.steps, tuple(parts))
+
     def to_latex(self) -> str:
         """The derivation as LaTeX."""
         return self.explain().to_latex()
 
     def __str__(self) -> str:
-        return f"{self.forward}\n\n{self.backward}"
+        own = [str(plan) for plan in self.stages]
+        return "\n\n".join(own if self.steps.is_whole else [str(self.steps), *own])
+
+    @property
+    def _whole(self) -> StagePlan:
+        if not self.steps.is_whole:
+            raise ArgumentError(f"{self.steps.spec.name} runs in several stages: ask each of plan.stages")
+        return self.stages[0]
+
+    def _sizes(self, stage: Stage, K: int | None, V: int | None) -> tuple[int | None, int | None]:
+        """K and V of a stage, of which either may be another axis of the whole."""
+        if self.steps.is_whole:
+            return K, V
+        known: dict[Dim, int | None] = {"K": K, "V": V}
+        known |= {c.name: int(c.value.value) for c in self.steps.spec.consts if isinstance(c.value, Number)}
+        axes = dict(stage.axes)
+        return known.get(axes.get("K", "K")), known.get(axes.get("V", "V"))
+
+
+@dataclass(frozen=True)
+class PlanExplanation:
+    """Prints what each stage hands to the next, then the explanation of every stage."""
+
+    steps: Stages
+    stages: tuple[Explanation | StepExplanation, ...]
+
+    @property
+    def verdict(self) -> str:
+        """What the recurrence compiles to, in one line."""
+        if self.steps.is_whole:
+            return self.stages[0].verdict
+        count = "one stage" if len(self.stages) == 1 else f"{len(self.stages)} stages"
+        return f"{self.steps.spec.name}: {count}: " + "; ".join(s.verdict for s in self.stages)
+
+    @property
+    def schedule(self) -> tuple[str, ...]:
+        """The kernels of every stage."""
+        return tuple(line for stage in self.stages for line in stage.schedule)
+
+    def __str__(self) -> str:
+        if self.steps.is_whole:
+            return str(self.stages[0])
+        steps = "\n".join(f"  {line}" for step in self.steps.steps for line in step.headline)
+        parts = [self.verdict, f"one after the other\n{steps}"]
+        for i, (stage, found) in enumerate(zip(self.steps.stages, self.stages, strict=True), 1):
+            axes = ", ".join(f"{a} is {b} of {self.steps.spec.name}" for a, b in stage.axes if a != b)
+            title = f"stage {i} of {len(self.stages)}: {stage.spec.name}{f' ({axes})' if axes else ''}"
+            parts.append(f"{title}\n{'=' * len(title)}\n\n{found}")
+        return "\n\n".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as plain data: ``name``, ``verdict``, ``steps``, and one entry per stage.
+
+        ``steps`` says in words what stages hand to each other, and is empty where there is only one.
+        """
+        whole = self.steps.is_whole
+        return {
+            "name": self.steps.spec.name,
+            "verdict": self.verdict,
+            "steps": [] if whole else [x for step in self.steps.steps for x in step.headline],
+            "stages": [stage.to_dict() for stage in self.stages],
+        }
+
+    def to_latex(self) -> str:
+        """The line, form (1) and the chunk equations; of several stages each under a heading of its own."""
+        if self.steps.is_whole:
+            return self.stages[0].to_latex()
+        parts = []
+        for stage, found in zip(self.steps.stages, self.stages, strict=True):
+            name = stage.spec.name.replace("_", "\\_")
+            parts.append(f"\\subsection*{{{name}}}\n{found.to_latex()}")
+        return "\n".join(parts)

@@ -6,7 +6,7 @@ keys never are, and a sequence is several thousand tokens long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops.carried import state_labels
 from linalg_dsl.ops.check import CheckReport, compare, gradient_bound, output_bound
 from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.reference import reference
@@ -27,10 +28,10 @@ SEGMENT = 128
 
 @dataclass(frozen=True)
 class LongRun:
-    """What came of one run: ``gradients`` holds every input and param, by name."""
+    """What came of one run: ``states`` is all that is carried on, ``gradients`` of every input and param."""
 
     o: Tensor
-    state: Tensor
+    states: tuple[Tensor, ...]
     gradients: dict[str, Tensor]
 
 
@@ -55,18 +56,18 @@ def check_text(
     given = dict(consts or {})
     tensors = embedded_text(spec, text, H, K, V, dtype=dtype, seed=seed, consts=given)
     leaves = {name: x.to(where).requires_grad_() for name, x in tensors.items()}
-    o, state = op(**leaves, output_final_state=True, **given)
+    o, last = op(**leaves, output_final_state=True, **given)
+    states = (last,) if isinstance(last, Tensor) else tuple(last)
     generator = torch.Generator().manual_seed(seed + 1)
-    weights = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in (o, state)]
-    found = torch.autograd.grad([o, state], list(leaves.values()), [w.to(where) for w in weights])
-    exact = step_loop(spec, tensors, weights[0], weights[1], consts=given, progress=progress)
+    weights = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in (o, *states)]
+    found = torch.autograd.grad([o, *states], list(leaves.values()), [w.to(where) for w in weights])
+    exact = step_loop(spec, tensors, weights[0], weights[1:], consts=given, progress=progress)
     backend = op.backend_for(where.type, dtype == torch.float64)
     bound = gradient_bound(backend, dtype)
     scale = max(float(d.norm()) for d in exact.gradients.values())
-    rows = [
-        compare("o", o, exact.o, output_bound(backend, dtype)),
-        compare("final state", state, exact.state, output_bound(backend, dtype)),
-    ]
+    rows = [compare("o", o, exact.o, output_bound(backend, dtype))]
+    for name, got, want in zip(state_labels(spec, "final state"), states, exact.states, strict=True):
+        rows.append(compare(name, got, want, output_bound(backend, dtype)))
     for name, got in zip(leaves, found, strict=True):
         rows.append(compare(f"d {name}", got, exact.gradients[name], bound, scale))
     shape = f"a text of {len(text)} bytes, H {H} K {K} V {V}"
@@ -99,12 +100,12 @@ def step_loop(
     spec: RecurrenceSpec,
     tensors: Mapping[str, Tensor],
     d_o: Tensor,
-    d_state: Tensor,
+    d_states: Sequence[Tensor],
     *,
     consts: Mapping[str, float] | None = None,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> LongRun:
-    """Output, final state and gradients of the float64 step loop over a long sequence.
+    """Output, final states and gradients of the float64 step loop over a long sequence.
 
     The loop is run twice, the second time in segments from the last to the first, so that memory
     holds one segment's intermediate results. ``progress`` is told of tokens done, 2 T in all.
@@ -113,31 +114,34 @@ def step_loop(
     timed = {i.name for i in spec.inputs if i.timed}
     length = d_o.shape[1]
     starts = list(range(0, length, SEGMENT))
-    states: list[Tensor | None] = [None]
+    states: list[tuple[Tensor, ...] | None] = [None]
     outputs = []
     with torch.no_grad():
         for begin in starts:
-            o, state = _piece(spec, _cut(exact, timed, begin), states[-1], consts)
+            o, after = _piece(spec, _cut(exact, timed, begin), states[-1], consts)
             outputs.append(o)
-            states.append(state)
+            states.append(after)
             progress(o.shape[1])
     gradients = {name: torch.zeros_like(x) for name, x in exact.items()}
-    cotangent = d_state.double()
+    cotangents = [d.double() for d in d_states]
     for n in reversed(range(len(starts))):
         pieces = _cut(exact, timed, starts[n])
         leaves = {name: x.detach().requires_grad_() for name, x in pieces.items()}
-        start = states[n]
-        known = None if start is None else start.detach().requires_grad_()
-        o, state = _piece(spec, leaves, known, consts)
-        wanted = [*leaves.values(), *([] if known is None else [known])]
+        known = tuple(x.detach().requires_grad_() for x in states[n] or ())
+        o, after = _piece(spec, leaves, known or None, consts)
         d_piece = d_o[:, starts[n] : starts[n] + SEGMENT].double()
-        found = torch.autograd.grad([o, state], wanted, [d_piece, cotangent], allow_unused=True)
+        found = torch.autograd.grad(
+            [o, *after], [*leaves.values(), *known], [d_piece, *cotangents], allow_unused=True
+        )
         targets = _cut(gradients, timed, starts[n])
         for name, d in zip(leaves, found, strict=False):
             if d is not None:
                 targets[name] += d
-        if known is not None and found[-1] is not None:
-            cotangent = found[-1]
+        if known:
+            cotangents = [
+                torch.zeros_like(x) if d is None else d
+                for x, d in zip(known, found[len(leaves) :], strict=True)
+            ]
         progress(o.shape[1])
     last = states[-1]
     if last is None:
@@ -152,10 +156,8 @@ def _cut(tensors: Mapping[str, Tensor], timed: set[str], begin: int) -> dict[str
 def _piece(
     spec: RecurrenceSpec,
     tensors: Mapping[str, Tensor],
-    start: Tensor | None,
+    start: tuple[Tensor, ...] | None,
     consts: Mapping[str, float] | None,
-) -> tuple[Tensor, Tensor]:
-    o, state = reference(spec, tensors, initial_state=start, output_final_state=True, consts=consts)
-    if not isinstance(state, Tensor):
-        raise ArgumentError(f"{spec.name}: a text is run with one state, it has {len(spec.states)}")
-    return o, state
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    o, last = reference(spec, tensors, initial_state=start, output_final_state=True, consts=consts)
+    return o, (last,) if isinstance(last, Tensor) else tuple(last)

@@ -47,6 +47,12 @@ def step(x):
 
 
 @triton.jit
+def parity_sign(count):
+    """-1 to the power of a whole number."""
+    return tl.where((count + 0.5).to(tl.int32) & 1 == 1, -1.0, 1.0)
+
+
+@triton.jit
 def power(x, exponent: tl.constexpr):
     """x ** exponent for x >= 0."""
     return tl.where(x > 0, tl.exp(exponent * tl.log(tl.maximum(x, 1e-38))), 0.0)

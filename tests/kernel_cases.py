@@ -39,8 +39,70 @@ input g : log gate [K]
 S_t = diag(exp(g_t)) S_{t-1} + b_t (a_tᵀ S_{t-1}) + k_tᵀ v_t
 o_t = silu(z_t) ⊙ (S_tᵀ l2norm(q_t)) + S_{t-1}ᵀ q_t
 """
+_SIDES = {
+    "gated_oja": """
+input q, k : [K]
+input v : [V] unit
+input g : log gate [V]
+input beta : scalar in (0, 2)
+S_t = S_{t-1} diag(exp(g_t)) (I - beta_t v_t v_tᵀ) + beta_t k_t v_tᵀ
+""",
+    "scalar_gated_oja": """
+input q, k : [K]
+input v : [V] unit
+input g : log gate
+input beta : scalar in (0, 2)
+S_t = exp(g_t) S_{t-1} (I - beta_t v_t v_tᵀ) + beta_t k_t v_tᵀ
+""",
+    "value_gate": """
+input q, k : [K]
+input v : [V]
+input g : log gate [V]
+S_t = S_{t-1} diag(exp(g_t)) + k_t v_tᵀ
+""",
+    "separable_gate": """
+input q, k : [K]
+input v : [V]
+input a : log gate [K]
+input b : log gate [V]
+S_t = diag(exp(a_t)) S_{t-1} diag(exp(b_t)) + k_t v_tᵀ
+""",
+    "separable_delta": """
+input q : [K]
+input k : [K] unit
+input v : [V]
+input a : log gate [K]
+input b : log gate [V]
+input beta : scalar in (0, 2)
+S_t = (I - beta_t k_t k_tᵀ) diag(exp(a_t)) S_{t-1} diag(exp(b_t)) + beta_t k_t v_tᵀ
+""",
+    "low_rank_alone": """
+input q, k, p : [K]
+input e : [K] unit
+input v : [V]
+S_t = 0.5 e_t (p_tᵀ S_{t-1}) + k_t v_tᵀ
+""",
+    "signed_gates": """
+input q : [K]
+input k : [K] unit
+input v : [V]
+input f : gate [K] in (-1, 1)
+input beta : scalar in (0, 2)
+S_t = (I - beta_t k_t k_tᵀ) diag(f_t) S_{t-1} + k_t v_tᵀ
+""",
+}
+SIDES = {name: f"recurrence {name}{text}o_t = S_tᵀ q_t\n" for name, text in _SIDES.items()}
+"""One recurrence of each class beside those that erase and decay keys."""
 TEXTS = {n: catalogue_text(n) for n in IN_DEPTH}
 TEXTS |= {"gated_rank_two": RANK_TWO, "two_writes": MANY_ROWS}
+
+
+def carried(text: str) -> str:
+    """A module whose boundary terms are carried, as in calls whose states would fill a GiB."""
+    kept = "keep_every_state(self.chunks, self.heads, self.key, self.value)"
+    changed = text.replace(kept, "False")
+    assert changed != text
+    return changed
 
 
 def embedded(x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def run_stages(
     for step in stages.steps:
         match step:
             case Shift():
-                values[step.name], last = _shift(
+                values[step.name], last = shifted(
                     values[step.of], carried.get(step.first), step, cu_seqlens, heads
                 )
                 if step.carries:
@@ -71,9 +71,10 @@ def _spread(x: Tensor, heads: int, axis: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[axis], dim=axis)
 
 
-def _shift(
+def shifted(
     x: Tensor, first: Tensor | None, step: Shift, cu_seqlens: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor]:
+    """Every token's predecessor, and the last token of every sequence."""
     x = _spread(x, heads, 2)
     bounds = [0, x.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
     count = x.shape[0] if cu_seqlens is None else len(bounds) - 1

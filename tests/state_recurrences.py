@@ -262,6 +262,69 @@ o_t = r_t S_t q_t
 """,
         [("S", ("K", "V"), 0.0)],
     ),
+    "mamba3": (
+        """
+input B, C : [K]
+input x : [V]
+input delta : scalar > 0
+input lam : scalar in (0, 1)
+param A : scalar > 0
+α_t = exp(-A delta_t)
+S_t = α_t S_{t-1} + (1 - lam_t) delta_t α_t B_{t-1} x_{t-1}ᵀ + lam_t delta_t B_t x_tᵀ
+o_t = S_tᵀ C_t
+""",
+        [("S", ("K", "V"), 0.0)],
+    ),
+    "shifted_bindings": (
+        """
+input q, k : [K]
+input v : [V]
+input g : log gate [K]
+param mu : [K] in (0, 1)
+k̂_t = l2norm(mu ⊙ k_t)
+x_t = mu ⊙ k̂_t + (1 - mu) ⊙ k̂_{t-1}
+S_t = diag(exp(g_{t-1})) S_{t-1} + x_t v_tᵀ
+o_t = S_tᵀ q_t
+""",
+        [("S", ("K", "V"), 0.0)],
+    ),
+    "gated_delta_product": (
+        """
+const n = 3
+input q : [K]
+input k : [n, K] unit
+input v : [n, V]
+input g : log gate
+input beta : [n] in (0, 2)
+S_t = exp(g_t) S_{t-1}
+for j in 1..n:
+    S_t = S_t - beta_{t,j} k_{t,j} (k_{t,j}ᵀ S_t - v_{t,j}ᵀ)
+o_t = S_tᵀ q_t
+""",
+        [("S", ("K", "V"), 0.0)],
+    ),
+    "substeps_of_everything": (
+        """
+const n = 2
+input q : [K]
+input k : [n, K] unit
+input v : [n, V]
+input a : log gate [n]
+input beta : [n] in (0, 1)
+m_t = m_{t-1} + 1
+for i in 1..n:
+    m_t = max(m_t, beta_{t,i} + q_tᵀ k_{t,i})
+x_t = q_t / m_t
+for j in 1..2:
+    y_t = l2norm(k_{t,j} + k_{t-1,j})
+    R_t = exp(a_{t,j}) S_t
+    S_t = R_t - beta_{t,j} y_t (y_tᵀ R_t - v_{t,j}ᵀ) / m_t
+for l in 1..3:
+    S_t = (I - x_t x_tᵀ / 20) S_t + x_t v_{t,1}ᵀ + 0.1 S_{t-1}
+o_t = S_tᵀ x_t + S_{t-1}ᵀ q_t
+""",
+        [("m", (), 0.0), ("S", ("K", "V"), 0.0)],
+    ),
     "read_of_the_last_token": (
         """
 input q, k : [K]

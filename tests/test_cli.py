@@ -161,6 +161,32 @@ def test_check_compares_several_cases(run: Cli, good: str) -> None:
     assert "all within their bounds" in shown.out
 
 
+KEYS = ["name", "class", "verdict", "line", "rewrites", "form", "forward", "backward", "order", "missed",
+        "proof", "costs", "stability", "schedule"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("gated_delta_rule", ["scalar gate + rank 1"]),
+        ("mamba1", ["scan"]),
+        ("mlstm", ["scan", "scan", "scalar gate"]),
+    ],
+)
+def test_an_explanation_as_data_has_the_same_keys_for_every_class(
+    run: Cli, name: str, classes: list[str]
+) -> None:
+    data = run("explain", name, "--json").data
+    assert list(data) == ["name", "verdict", "steps", "stages", "explanation"]
+    assert [stage["class"] for stage in data["stages"]] == classes
+    for stage in data["stages"]:
+        assert list(stage) == KEYS
+        assert all(set(e) == {"left", "right", "note"} for e in (*stage["forward"], *stage["backward"]))
+        assert stage["forward"]
+        assert stage["costs"]
+        assert stage["missed"] or stage["class"] not in ("scan", "sequential")
+
+
 def test_check_of_one_shape_as_json(run: Cli, good: str) -> None:
     sizes = ("--B", "1", "--T", "20", "--H", "2", "--K", "5", "--V", "3")
     data = run("check", good, "--backend", "torch", "--dtype", "float64", *sizes, "--json").data
@@ -263,6 +289,29 @@ def test_export_writes_a_file_that_runs_alone(run: Cli, good: str, tmp_path: Pat
     refused = run("export", good, str(tmp_path / "no" / "such" / "folder.py"))
     assert refused.status == 2
     assert "cannot write" in refused.err
+
+
+def test_a_recurrence_of_several_stages_goes_through_every_command(run: Cli, tmp_path: Path) -> None:
+    shown = run("explain", "gsa", "--K", "32", "--V", "16")
+    assert shown.status == 0
+    assert "stage 2 of 2: gsa_" in shown.out
+    assert run("explain", "gsa", "--latex").out.count(r"\subsection*") == 2
+    sizes = ("--B", "1", "--T", "20", "--H", "2", "--K", "5", "--V", "3")
+    checked = run("check", "gsa", "--backend", "torch", *sizes, "--json")
+    assert checked.status == 0
+    (report,) = json.loads(checked.out)["reports"]
+    assert {"final state H", "d initial_state G"} <= {row["name"] for row in report["rows"]}
+    text = tmp_path / "text.txt"
+    text.write_text("memory of slots", encoding="utf-8")
+    assert run("check", "gsa", "--backend", "torch", "--text", str(text)).status == 0
+    path = tmp_path / "slots.py"
+    assert run("export", "gsa", str(path), "--backend", "torch").status == 0
+    compile(path.read_text(encoding="utf-8"), "slots.py", "exec")
+    assert run("compile", "gsa", "--out", str(tmp_path / "out")).status == 0
+    names = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert names == [
+        "gsa_G_torch.py", "gsa_G_triton.py", "gsa_H_torch.py", "gsa_H_triton.py", "gsa_stages.py",
+    ]  # fmt: skip
 
 
 def test_any_locale_prints_mathematics(good: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib.resources
@@ -47,6 +48,17 @@ def template_variables(template: str) -> frozenset[str]:
 def template_text(template: str) -> str:
     """The source of a template; also what a cache key has to depend on."""
     return (importlib.resources.files("linalg_dsl.templates") / template).read_text(encoding="utf-8")
+
+
+def functions_of(text: str) -> dict[str, str]:
+    """The source of each function of a module, decorators included."""
+    lines = text.splitlines()
+    out = {}
+    for item in ast.parse(text).body:
+        if isinstance(item, ast.FunctionDef):
+            first = min([item.lineno, *(d.lineno for d in item.decorator_list)])
+            out[item.name] = "\n".join(lines[first - 1 : item.end_lineno])
+    return out
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from linalg_dsl.algebra.expr import Dim
@@ -22,21 +22,21 @@ def run_time_consts(spec: RecurrenceSpec, *plans: ChunkPlan) -> tuple[str, ...]:
     return tuple(c for c in declared if c in used)
 
 
-def output_like(spec: RecurrenceSpec) -> int:
-    """The position of the tensor whose dtype the output takes: the first that is shaped like it.
+def output_like(spec: RecurrenceSpec, handed: Collection[str] = ()) -> int:
+    """The position of the tensor whose dtype is that of the output and of the operands of products.
 
-    That is one with the output's last axis (V in most recurrences), inputs before params; where the
-    output is a scalar or no tensor has its axis, the first that is neither a gate nor a param.
+    That is the first with the output's last axis (V in most recurrences), else with any; inputs come
+    before params, gates last, and what another stage ``handed`` over counts only where nothing else does.
     """
     axis = next(reversed(output_dims(spec)), None)
-    ranked = [
-        i
-        for timed in (True, False)
-        for i, d in enumerate(spec.inputs)
-        if d.timed == timed and axis is not None and axis in d.dims
-    ]
-    plain = [i for i, d in enumerate(spec.inputs) if d.timed and d.kind == "plain"]
-    return [*ranked, *plain, 0][0]
+
+    def rank(i: int) -> tuple[bool, ...]:
+        decl = spec.inputs[i]
+        return (
+            decl.name in handed, decl.kind != "plain", not decl.dims, not decl.timed, axis not in decl.dims,
+        )  # fmt: skip
+
+    return min(range(len(spec.inputs)), key=rank)
 
 
 def output_dims(spec: RecurrenceSpec) -> tuple[Dim, ...]:
@@ -94,5 +94,6 @@ def literal(names: Iterable[str]) -> str:
 
 
 def head_counts(spec: RecurrenceSpec) -> str:
-    """The text of every tensor's number of heads."""
-    return ", ".join(f"tensors[{i}].shape[{2 if decl.timed else 0}]" for i, decl in enumerate(spec.inputs))
+    """The text of every tensor's number of heads, after a 1: ``max`` does not take a single number."""
+    own = (f"tensors[{i}].shape[{2 if decl.timed else 0}]" for i, decl in enumerate(spec.inputs))
+    return ", ".join(["1", *own])

@@ -1,17 +1,28 @@
-"""A generated module made a file of its own: the module, an autograd function, and one to call."""
+"""Generated modules made a file of their own: the modules, autograd functions, and a function to call."""
 
 from __future__ import annotations
 
+import ast
+import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
-from linalg_dsl.codegen.emit.names import Names
+from linalg_dsl.algebra.expr import Call, Dim, Expr, Number, Power, Product, Quotient, Sum, Symbol
+from linalg_dsl.algebra.traverse import symbols
+from linalg_dsl.codegen.emit.merge import merge
+from linalg_dsl.codegen.emit.names import Names, ascii_text
 from linalg_dsl.codegen.emit.render import render
-from linalg_dsl.codegen.emit.signature import axis_source
+from linalg_dsl.codegen.emit.signature import axis_source, head_counts, tuple_text
 from linalg_dsl.errors import ArgumentError, InternalError
+from linalg_dsl.language.printer import show_float
 from linalg_dsl.language.spec import Input, RecurrenceSpec
+from linalg_dsl.planner.stages import Shift, Stage, Stages, TokenStep
 
+_OWN = frozenset((
+    "initial_state", "output_final_state", "cu_seqlens", "save", "State", "collections", "functools",
+    "run_stage", "tensors", "given", "stages", "states", "o", "count", "heads", "kind", "starts",
+))  # fmt: skip
 _FUNCTIONS = {
     "exp": "math.exp({})", "log": "math.log({})", "sqrt": "math.sqrt({})", "tanh": "math.tanh({})",
     "rsqrt": "(1 / math.sqrt({}))", "sigmoid": "(1 / (1 + math.exp(-({}))))", "abs": "abs({})",
@@ -24,55 +35,192 @@ _FUNCTIONS = {
 class Standalone:
     """What templates/standalone.py.jinja asks for."""
 
+    recurrence: str
+    states: str
+    forward: str
+    backward: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageCall:
+    """One stage: its autograd function, and the text of the numbers that it takes."""
+
+    recurrence: str
+    consts: str
+
+
+@dataclass(frozen=True, slots=True)
+class StandaloneCall:
+    """What templates/standalone_call.py.jinja asks for."""
+
     function: str
     arguments: tuple[str, ...]
     arguments_text: str
     layouts: tuple[str, ...]
+    carried: tuple[str, ...]
     inputs: tuple[str, ...]
-    const_lines: tuple[str, ...]
-    run_time_consts: tuple[str, ...]
-    states: tuple[str, ...]
+    lines: tuple[str, ...]
+    starts: tuple[str, ...]
+    program: str
+    stages: tuple[StageCall, ...]
+    numbers: str
 
 
-def standalone_text(spec: RecurrenceSpec, module: str, consts: tuple[str, ...]) -> str:
+@dataclass(frozen=True, slots=True)
+class StageModule:
+    """The generated module of a stage, and its ``CONSTS``."""
+
+    stage: Stage
+    text: str
+    consts: tuple[str, ...]
+
+
+def standalone_text(stages: Stages, modules: Sequence[StageModule], program: str | None) -> str:
     """The text of a file that imports torch (and triton) only and gives the same bits as the op.
 
-    ``module`` is a generated module's text, ``consts`` its ``CONSTS``: those are keyword arguments here,
-    but for the sizes K and V; all others are fixed in the text.
+    ``program`` is the module of the steps between several stages. The consts that modules take at each
+    call are keyword arguments here, but for sizes; all others are fixed in the text.
     """
-    own = {"initial_state", "output_final_state", "cu_seqlens", "save", "State", "collections"}
-    names = Names(reserved=_top_level(module) | own)
-    function = names.unique(spec.name)
-    local = {decl.name: names.unique(decl.name) for decl in spec.inputs}
-    numbers = {c.name: names.unique(c.name) for c in spec.consts}
-    lines = []
-    for axis in ("K", "V"):
-        if axis in consts or any(axis in _symbols(c.value) for c in spec.consts if c.name in consts):
-            where, position = axis_source(spec, axis)
-            numbers[axis] = names.unique(axis)
-            lines.append(f"{numbers[axis]} = tensors[{where}].shape[{position}]")
-    for const in _needed(spec, consts):
-        name, value = numbers[const], _python(next(c.value for c in spec.consts if c.name == const), numbers)
-        lines.append(
-            f"{name} = {value} if {name} is None else {name}" if const in consts else f"{name} = {value}"
+    texts = [m.text for m in modules]
+    if program is None:
+        return _File(stages, modules, texts[0], ({},), None).text()
+    merged = merge({"": program, **{f"_stage{i}": text for i, text in enumerate(texts, 1)}})
+    head = [_heading(program), merged.imports, merged.common, merged.sections[0]]
+    for i, (module, section) in enumerate(zip(modules, merged.sections[1:], strict=True), 1):
+        title = f"# -- stage {i} of {len(modules)}: {ascii_text(module.stage.spec.name)} "
+        head.append(f"{title:-<100}\n\n\n{section}")
+    body = "\n\n\n".join(x.strip("\n") for x in head if x)
+    return _File(stages, modules, body, merged.names[1:], merged.names[0]["run"]).text()
+
+
+class _File:
+    """``names``: what a name of each module is called in ``body``."""
+
+    def __init__(
+        self,
+        stages: Stages,
+        modules: Sequence[StageModule],
+        body: str,
+        names: Sequence[Mapping[str, str]],
+        program: str | None,
+    ) -> None:
+        self.stages = stages
+        self.spec = spec = stages.spec
+        self.modules = modules
+        self.body = body
+        self.names_in = names
+        self.program = program
+        own = Names(reserved=_top_level(body) | _OWN)
+        every = [f"_Recurrence_stage{i}" for i in range(1, len(modules) + 1)] if program else ["_Recurrence"]
+        self.recurrences = [own.unique(name) for name in every]
+        self.function = own.unique(spec.name)
+        self.local = {decl.name: own.unique(decl.name) for decl in spec.inputs}
+        self.names = own
+        self.sizes: dict[Dim, str] = {}
+        self.lines: list[str] = []
+
+    def text(self) -> str:
+        spec = self.spec
+        wanted = {c for m in self.modules for c in m.consts} | set(self._numbers())
+        given = [c.name for c in spec.consts if c.name in wanted]
+        names = {c.name: self.names.unique(c.name) for c in spec.consts}
+        for const in _needed(spec, given):
+            value = next(c.value for c in spec.consts if c.name == const)
+            sizes = {str(d): self._size(d) for d in ("K", "V") if d in _symbols(value)}
+            name, code = names[const], _python(value, names | sizes)
+            chosen = f"{code} if {name} is None else {name}" if const in given else code
+            self.lines.append(f"{name} = {chosen}")
+        calls = [self._call(m, r, names) for m, r in zip(self.modules, self.recurrences, strict=True)]
+        numbers = [names.get(n) or f"float({self._size(n)})" for n in self._numbers()]
+        starts = self._starts()
+        classes = [
+            render(
+                "standalone.py.jinja",
+                Standalone(r, *(n.get(x, x) for x in ("STATES", "forward", "backward"))),
+            ).rstrip("\n")
+            for r, n in zip(self.recurrences, self.names_in, strict=True)
+        ]
+        call = render(
+            "standalone_call.py.jinja",
+            StandaloneCall(
+                function=self.function,
+                arguments=(*self.local.values(), "*", *(f"{names[c]}=None" for c in given)),
+                arguments_text=", ".join(self.local.values()),
+                layouts=tuple(f"{self.local[d.name]}: {_layout(d)}" for d in spec.inputs),
+                carried=state_fields(spec),
+                inputs=tuple(self.local.values()),
+                lines=tuple(self.lines),
+                starts=starts,
+                program=self.program or "",
+                stages=tuple(calls),
+                numbers=tuple_text(numbers),
+            ),
+        ).rstrip("\n")
+        tail = "\n".join([*classes, call])
+        needed = [lib for lib in ("collections", "functools", "math") if f"{lib}." in tail]
+        missing = [lib for lib in needed if not re.search(rf"^import {lib}$", self.body, re.M)]
+        head = _importing(self.body, missing) if missing else self.body
+        return head.rstrip("\n") + "\n" + tail + "\n"
+
+    def _numbers(self) -> tuple[str, ...]:
+        """The numbers of the steps between stages."""
+        if self.program is None:
+            return ()
+        found = {s.name for t in self.stages.steps if isinstance(t, TokenStep) for s in symbols(t.value)}
+        made = {i.name for i in self.spec.inputs} | {
+            t.name if isinstance(t, TokenStep) else t.result
+            for t in self.stages.steps
+            if not isinstance(t, Shift)
+        }
+        listed = re.search(r"^NUMBERS = (\(.*\))$", self.body, re.M)
+        order = ast.literal_eval(listed.group(1)) if listed else ()
+        return tuple(n for n in order if n in found - made)
+
+    def _call(self, module: StageModule, recurrence: str, names: Mapping[str, str]) -> StageCall:
+        axes = dict(module.stage.axes)
+        consts = [names[c] if c in names else f"float({self._size(axes.get(c, c))})" for c in module.consts]
+        return StageCall(recurrence, tuple_text(consts))
+
+    def _size(self, axis: Dim) -> str:
+        """The name of an axis' size, which a line before tells."""
+        if isinstance(axis, int):
+            return str(axis)
+        if axis not in self.sizes:
+            where, position = axis_source(self.spec, axis)
+            self.sizes[axis] = self.names.unique(axis)
+            self.lines.append(f"{self.sizes[axis]} = tensors[{where}].shape[{position}]")
+        return self.sizes[axis]
+
+    def _starts(self) -> tuple[str, ...]:
+        """Fills in states that do not start at 0."""
+        spec = self.spec
+        if all(s.start == 0 for s in spec.states):
+            return ()
+        token = next(i for i, d in enumerate(spec.inputs) if d.timed)
+        made = []
+        for state in spec.states:
+            sizes = ", ".join(["count", "heads", *(self._size(d) for d in state.dims)])
+            value = show_float(state.start) if math.isfinite(state.start) else f'float("{state.start}")'
+            full = f"tensors[{token}].new_full(({sizes}), {value}, dtype=kind)"
+            made.append(full if state.start else "None")
+        made += ["None" for _ in spec.shifted]
+        return (
+            f"count = tensors[{token}].shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1",
+            f"heads = max([{head_counts(spec)}])",
+            "kind = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32",
+            f"starts = {tuple_text(made)}",
+            "given = tuple(start if x is None else x for x, start in zip(given, starts))",
         )
-    tail = render(
-        "standalone.py.jinja",
-        Standalone(
-            function=function,
-            arguments=(*local.values(), "*", *(f"{numbers[c]}=None" for c in consts if c not in ("K", "V"))),
-            arguments_text=", ".join(local.values()),
-            layouts=tuple(f"{local[d.name]}: {_layout(d)}" for d in spec.inputs),
-            inputs=tuple(local.values()),
-            const_lines=tuple(lines),
-            run_time_consts=tuple(f"float({numbers[c]})" if c in ("K", "V") else numbers[c] for c in consts),
-            states=state_fields(spec),
-        ),
-    )
-    needed = [lib for lib in ("collections", "math") if f"{lib}." in tail]
-    missing = [lib for lib in needed if not re.search(rf"^import {lib}$", module, re.M)]
-    head = _importing(module, missing) if missing else module
-    return head.rstrip("\n") + "\n" + tail.rstrip("\n") + "\n"
+
+
+def _heading(text: str) -> str:
+    """The comments at the top of a module."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _layout(decl: Input) -> str:
@@ -96,12 +244,12 @@ def _importing(module: str, libraries: list[str]) -> str:
 
 
 def state_fields(spec: RecurrenceSpec) -> tuple[str, ...]:
-    """The names of the states as fields of a named tuple."""
+    """The names of what is carried as fields of a named tuple, in ASCII."""
     names = Names()
-    return tuple(names.unique(s.name) for s in spec.states)
+    return tuple(names.unique(name) for name in spec.carried)
 
 
-def _needed(spec: RecurrenceSpec, consts: tuple[str, ...]) -> list[str]:
+def _needed(spec: RecurrenceSpec, consts: Iterable[str]) -> list[str]:
     """The consts and those that their values use, in declaration order."""
     need = set(consts)
     for const in reversed(spec.consts):

@@ -209,8 +209,13 @@ def by_token(solve, system, right):
     "interleave": (
         (),
         '''
-def interleave(blocks):
-    """r x r blocks [C, C] as one matrix [C r, C r] in the order of tokens, so that it stays triangular."""
+def interleave(scores, sigma):
+    """G Sigma as one matrix [C r, C r] in the order of tokens, so that it stays triangular.
+
+    scores: r rows of m matrices [t, s]; sigma: m rows of r numbers or factors [s] of their columns.
+    """
+    factors = [[x if isinstance(x, float) else x[..., None, :] for x in column] for column in zip(*sigma)]
+    blocks = [[sum(g * x for g, x in zip(row, column)) for column in factors] for row in scores]
     return torch.stack([torch.stack(row, -1) for row in blocks], -3).flatten(-2).flatten(-3, -2)
 ''',
     ),

@@ -21,7 +21,8 @@ from linalg_dsl.codegen.emit.signature import (
     tuple_text,
 )
 from linalg_dsl.codegen.emit.torch_helpers import helper_sources
-from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter, Text
+from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter
+from linalg_dsl.codegen.emit.torch_text import Text
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
@@ -58,6 +59,7 @@ class TorchModule:
     backward_result: str
     has_gradient: str
     output_like: int
+    wide: bool
     first_timed: int
     key_from: int
     key_axis: int
@@ -67,11 +69,16 @@ class TorchModule:
 
 
 def emit_torch(
-    canonical: CanonicalRecurrence, forward: ChunkPlan, backward: ChunkPlan, chunk_size: int | None = None
+    canonical: CanonicalRecurrence,
+    forward: ChunkPlan,
+    backward: ChunkPlan,
+    chunk_size: int | None = None,
+    wide: bool = False,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
-    The text depends on nothing but the arguments and this package's version.
+    ``wide``: the output has the type of the state, not that of an input. The text depends on nothing but
+    the arguments and this package's version.
     """
     spec = canonical.spec
     ((state, _, _, after),) = forward.carries
@@ -123,6 +130,7 @@ def emit_torch(
             backward_result=f"{first}, {tuple_text(grads)}",
             has_gradient=tuple_text(repr(g != "None") for g in grads) if "None" in grads else "",
             output_like=output_like(spec),
+            wide=wide,
             first_timed=token,
             key_from=key[0],
             key_axis=key[1],

@@ -21,8 +21,8 @@ from linalg_dsl.codegen.emit.signature import (
     tuple_text,
 )
 from linalg_dsl.codegen.emit.torch_helpers import helper_sources
-from linalg_dsl.codegen.emit.torch_printer import Text
 from linalg_dsl.codegen.emit.torch_step_printer import TokenPrinter
+from linalg_dsl.codegen.emit.torch_text import Text
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.step_form import StepForm
@@ -59,6 +59,7 @@ class TorchStepModule:
     state_shapes: str
     output_shape: str
     output_like: int
+    wide: bool
     first_timed: int
     size_names: str
     size_sources: tuple[str, ...]
@@ -66,11 +67,16 @@ class TorchStepModule:
 
 
 def emit_torch_step(
-    form: StepForm, forward: ChunkPlan, backward: ChunkPlan, chunk_size: int | None = None
+    form: StepForm,
+    forward: ChunkPlan,
+    backward: ChunkPlan,
+    chunk_size: int | None = None,
+    wide: bool = False,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
-    The text depends on nothing but the arguments and this package's version.
+    ``wide``: the output has the type of the states, not that of an input. The text depends on nothing but
+    the arguments and this package's version.
     """
     spec = form.spec
     ((_, o_node),) = forward.outputs
@@ -119,6 +125,7 @@ def emit_torch_step(
             state_shapes=tuple_text(tuple_text(fwd.size(d) for d in s.dims) for s in spec.states),
             output_shape=tuple_text(["batch", "length", "heads", *(fwd.size(d) for d in dims)]),
             output_like=output_like(spec),
+            wide=wide,
             first_timed=next(i for i, decl in enumerate(spec.inputs) if decl.timed),
             size_names=", ".join(["batch", "length", "heads", *axes]),
             size_sources=tuple(f"tensors[{i}].shape[{at}]" for i, at in sources),

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from linalg_dsl.codegen.emit.names import Names
-from linalg_dsl.codegen.emit.torch_printer import (
-    ATOM,
-    ChunkPrinter,
-    Text,
-    call,
-    matmul,
-    method,
-    mul,
-    transposed,
-)
+from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter
+from linalg_dsl.codegen.emit.torch_text import ATOM, Text, call, matmul, method, mul, transposed
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import Axes, ordered
 from linalg_dsl.planner.plan import ChunkPlan, Node

@@ -14,6 +14,7 @@ from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, boundary_suffi
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
 from linalg_dsl.errors import InternalError
+from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import Node
 
 _RESERVED = (
@@ -22,9 +23,9 @@ _RESERVED = (
     "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_first",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
-    "b_decayed_state", "b_limit",
-    "first_mark", "softplus", "tanh", "expm1", "sign", "step", "power", "pairs_decay", "span_sum",
-    "row_sums", "column_sums", "anchored_intervals", "meeting_blocks",
+    "b_decayed_state", "b_limit", "first_mark", "i_share", "parity_sign", "softplus", "tanh", "expm1", "sign",
+    "step", "power", "pairs_decay", "span_sum", "row_sums", "column_sums", "anchored_intervals",
+    "meeting_blocks",
 )  # fmt: skip
 
 
@@ -33,7 +34,8 @@ class Memory:
     """How a value lies in memory, as a kernel argument.
 
     ``argument`` is its name among the launcher's tensors; ``ratio`` the constexpr by which the op's
-    head number is divided (None: one per head of the op); ``rows``, ``row`` for one row of [n, D].
+    head number is divided (None: one per head of the op); ``rows``, ``row`` for one row of [n, D];
+    ``shares`` the constexpr of how many sums, one per block of a walk, make up the value.
     """
 
     argument: str
@@ -42,6 +44,7 @@ class Memory:
     row: int = 0
     saved_only: bool = False
     float32: bool = False
+    shares: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,20 @@ class _Prep:
 
 
 class KernelPrinter:
-    """Prints one kernel of ``plan``; ``memory`` tells where leaves, buffers and results lie."""
+    """Prints one kernel of ``plan``; ``memory`` tells where leaves, buffers and results lie.
 
-    def __init__(self, plan: KernelPlan, kernel: Kernel, memory: Mapping[int, Memory], title: str) -> None:
+    ``state_dims``: the order in which the caller's states have their axes.
+    """
+
+    def __init__(
+        self,
+        plan: KernelPlan,
+        kernel: Kernel,
+        memory: Mapping[int, Memory],
+        title: str,
+        state_dims: Axes = ("K", "V"),
+    ) -> None:
+        self.state_dims = state_dims
         self.plan = plan
         self.nodes = plan.plan.nodes
         self.kernel = kernel
@@ -115,6 +129,7 @@ class KernelPrinter:
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
         self.ratios: dict[str, None] = {}
+        self.shared: dict[str, None] = {}
         self.before: list[str] = []
         self.rows: dict[str, str] = {}
 
@@ -166,7 +181,7 @@ class KernelPrinter:
                 offsets=self._offsets(),
                 state=self.state,
                 state_shape=shape,
-                state_offset=self.out.state_offset(),
+                state_offset=self.out.state_offset(self.state_dims),
                 state_mask=self.out.mask(("K", "V")),
                 before_loop=tuple(self.before),
                 chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",
@@ -266,6 +281,10 @@ class KernelPrinter:
             return
         pointer = self.pointer(memory.argument)
         name = self.names.unique(f"b_{node.label or f'x_{n}'}")
+        if memory.shares:
+            out.lines += self._sum_of_shares(name, pointer, memory)
+            out.loaded(n, name, converted=True)
+            return
         at, mask = self._address(node, memory)
         where = f", mask={mask}, other=0.0" if mask else ""
         line = f"{name} = tl.load({pointer}{at}{where})"
@@ -273,9 +292,26 @@ class KernelPrinter:
         (self.before if per_head else out.lines).append(line)
         out.loaded(n, name, converted=memory.float32)
 
+    def _sum_of_shares(self, name: str, pointer: str, memory: Memory) -> list[str]:
+        """What every block of a walk has left of a sum, added up in the order of the blocks."""
+        count = str(memory.shares)
+        self.shared[count] = None
+        row, step = self._row("H", "i_h", memory)
+        place = f"{pointer} + ({row} * {count} + i_share) + {step} * {count}"
+        return [
+            f"{name} = tl.zeros((C,), dtype=tl.float32)",
+            f"for i_share in tl.static_range({count}):",
+            f"    {name} += tl.load({place}, mask=m_t, other=0.0)",
+        ]
+
     def _store(self, n: int) -> None:
         node, memory = self.nodes[n], self.memory[n]
         pointer = self.pointer(memory.argument)
+        if memory.shares:
+            row, step = self._row("H", "i_h", memory)
+            place = f"{pointer} + ({row} * BLOCKS + i_block) + {step} * BLOCKS"
+            self.out.lines.append(f"tl.store({place}, {self.out.value(n)}, mask=m_t)")
+            return
         at, mask = self._address(node, memory)
         split = self.kernel.split
         if split and split not in node.axes:
@@ -384,7 +420,7 @@ class KernelPrinter:
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
         optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if _uses(used, c)]
         optional += ["EXACT"] if self.kernel.boundary else []
-        return (*shape, *optional, *self.ratios)
+        return (*shape, *optional, *self.ratios, *self.shared)
 
     def _needs_zero(self) -> frozenset[int]:
         boundary = self.kernel.boundary

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from linalg_dsl.codegen.emit.names import Names, ascii_text
-from linalg_dsl.codegen.emit.render import render, template_text
+from linalg_dsl.codegen.emit.render import functions_of, render, template_text
 from linalg_dsl.codegen.emit.signature import (
     axis_source,
     equations,
@@ -28,13 +28,16 @@ from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.cut import cut
-from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, KernelPlan
+from linalg_dsl.codegen.schedule.describe import plan_class, summed_axis
+from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.stability import solve_is_bounded
+
+_SIZES = {"K": "self.key", "V": "self.value"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class TritonModule:
     consts: str
     output: str
     output_like: int
+    wide: bool
     cotangent: str
     forward_buffers: tuple[str, ...]
     forward_launches: tuple[str, ...]
@@ -74,6 +78,9 @@ class TritonModule:
     key_axis: int
     value_from: int
     value_axis: int
+    summed: str
+    state_dims: str
+    state_shape: str
     solve_precision: str
     chunk_size: int
     decay: str
@@ -95,36 +102,33 @@ def emit_triton(
     backward: ChunkPlan,
     chunk_size: int | None = None,
     invariant: bool = False,
+    wide: bool = False,
+    handed: tuple[str, ...] = (),
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
     ``chunk_size``: a power of two from 16 to 256, or None for the table's choice at each call.
-    ``invariant``: nothing about a call but K, V, dtype and device decides how it is computed. The text
+    ``invariant``: nothing about a call but K, V, dtype and device decides how it is computed. ``wide``: the
+    output is float32. ``handed``: inputs whose types do not decide that of the operands of products. The text
     depends on nothing but the arguments and this package's version.
     """
     if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
         raise ArgumentError(
             f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}"
         )
-    _check_class(canonical)
-    return _Emitter(canonical, schedule(forward, backward), chunk_size, invariant).run()
-
-
-def _check_class(canonical: CanonicalRecurrence) -> None:
-    """Raises ArgumentError where the kernels of a form are not made yet."""
-    (rec,) = canonical.recurrences
-    turned = canonical.spec.states[0].dims != ("K", "V")
-    signed = rec.decay.signed or rec.value_decay.signed
-    if rec.axis == "V" or rec.value_decay.kind != "none" or rec.output_axis == "K" or turned or signed:
-        raise ArgumentError(
-            f"{canonical.spec.name}: there are no Triton kernels yet for transitions and gates on the value "
-            'side, signed gates, and states and outputs of other shapes; backend="torch" runs it'
-        )
+    plan = schedule(forward, backward)
+    return _Emitter(canonical, plan, chunk_size, invariant, wide, handed).run()
 
 
 class _Emitter:
     def __init__(
-        self, canonical: CanonicalRecurrence, plan: KernelPlan, chunk_size: int | None, invariant: bool
+        self,
+        canonical: CanonicalRecurrence,
+        plan: KernelPlan,
+        chunk_size: int | None,
+        invariant: bool,
+        wide: bool,
+        handed: tuple[str, ...],
     ) -> None:
         self.canonical = canonical
         self.spec: RecurrenceSpec = canonical.spec
@@ -132,6 +136,8 @@ class _Emitter:
         self.plan = plan
         self.chunk_size = chunk_size
         self.invariant = invariant
+        self.wide = wide
+        self.handed = handed
         self.consts = run_time_consts(self.spec, plan.plan)
         self.counts = {i.name: row_count(i, dict(canonical.consts)) for i in self.spec.inputs}
         names = Names(
@@ -153,14 +159,17 @@ class _Emitter:
     def run(self) -> str:
         spec, plan = self.spec, self.plan
         memory = self._memory()
+        state_dims = tuple(map(str, spec.states[0].dims))
         printed = {
-            k.name: KernelPrinter(plan, k, memory, self.title).run() for k in (*plan.forward, *plan.backward)
+            k.name: KernelPrinter(plan, k, memory, self.title, state_dims).run()
+            for k in (*plan.forward, *plan.backward)
         }
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
         key, value = axis_source(spec, "K"), axis_source(spec, "V")
         saved = [b for b in plan.buffers if b.saved]
         boundaries = [k.boundary for k in plan.backward if k.boundary]
         extra = boundary_tensors(plan)
+        decay, rank = plan_class(plan.plan)
         numbers = dict(self.canonical.consts)
         dims = sized(output_dims(spec), numbers)
         used = frozenset().union(*(p.library for p in printed.values()))
@@ -185,7 +194,8 @@ class _Emitter:
                 inputs=", ".join(self.inputs.values()),
                 consts=", ".join(self.const_args.values()),
                 output=self.output,
-                output_like=output_like(spec),
+                output_like=output_like(spec, self.handed),
+                wide=self.wide,
                 cotangent=self.cotangent,
                 forward_buffers=tuple(
                     self._allocation(b.node) for b in plan.buffers if self._made_forward(b.node)
@@ -210,10 +220,13 @@ class _Emitter:
                 key_axis=key[1],
                 value_from=value[0],
                 value_axis=value[1],
+                summed=_SIZES[summed_axis(plan)],
+                state_dims=", ".join(state_dims),
+                state_shape=", ".join(_SIZES[d] for d in state_dims),
                 solve_precision='"tf32"' if solve_is_bounded(self.rec, spec) else '"tf32x3"',
                 chunk_size=self.chunk_size or 0,
-                decay=repr(self.rec.decay.kind),
-                rank=self.rec.r,
+                decay=repr(decay),
+                rank=rank,
                 segment=SEGMENT,
                 exact=any(b.exact for b in boundaries) or self.invariant,
                 invariant=self.invariant,
@@ -237,8 +250,10 @@ class _Emitter:
                 out[n] = Memory(self.const_args[str(node.attr("name"))])
             elif node.op == "cotangent":
                 out[n] = Memory(self.cotangent)
+        by_blocks = {b.node for b in self.plan.buffers if b.shares}
         for n, name in self.buffers.items():
-            out[n] = Memory(name, saved_only=n in only_saved, float32=n in wide)
+            count = f"P_{name}" if n in by_blocks else None
+            out[n] = Memory(name, saved_only=n in only_saved, float32=n in wide, shares=count)
         for result, n in self.plan.results:
             if n in out:
                 continue
@@ -254,6 +269,10 @@ class _Emitter:
     def _allocation(self, n: int) -> str:
         b = next(b for b in self.plan.buffers if b.node == n)
         made = f'call.buffer("{"".join(b.axes)}", {b.element == "compute"})'
+        if b.shares:
+            walk = next(k for k in (*self.plan.forward, *self.plan.backward) if n in k.stores)
+            loads = tuple_text(map(repr, tile_kinds(self.plan.plan.nodes, walk)))
+            made = f'call.shares("{walk.split}", {loads})'
         return f"{self.buffers[n]} = {made}{' if save else None' if b.only_saved else ''}"
 
     def _made_forward(self, n: int) -> bool:
@@ -294,6 +313,10 @@ class _Emitter:
         )
         rest = "".join(f", {r}" for r in ratios)
         more = ", SAVE=save" if "SAVE" in text.constants else ""
+        for b in self.plan.buffers:
+            name = self.buffers[b.node]
+            if b.shares and f"P_{name}" in text.constants:
+                more += f", P_{name}={name}.shape[-1]"
         if kernel.family == "prep":
             return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest}{more})"
         if forward:
@@ -346,14 +369,3 @@ def _library() -> tuple[Mapping[str, str], Mapping[str, tuple[str, ...]]]:
 def table_functions() -> tuple[str, ...]:
     """The functions of the block-size table, as text: one place for the facts, modules that stand alone."""
     return tuple(functions_of(Path(table.__file__).read_text(encoding="utf-8")).values())
-
-
-def functions_of(text: str) -> dict[str, str]:
-    """The source of each function of a module, decorators included."""
-    lines = text.splitlines()
-    out = {}
-    for item in ast.parse(text).body:
-        if isinstance(item, ast.FunctionDef):
-            first = min([item.lineno, *(d.lineno for d in item.decorator_list)])
-            out[item.name] = "\n".join(lines[first - 1 : item.end_lineno])
-    return out

@@ -39,6 +39,10 @@ class JointScores:
         """Whether the interval of a row ends before it: those rows have factors of their own."""
         self.kinds = sorted(set(self.exclusive))
         self.of_cols = self.kinds[0]
+        self.wanted = {
+            int(str(pick.attr("index"))) for pick in out.nodes if pick.op == "pick" and pick.args == (n,)
+        }
+        """The results that somebody picks."""
 
     def statements(self) -> list[str]:
         gate = self._name("w")
@@ -71,9 +75,10 @@ class JointScores:
     # -- backward -------------------------------------------------------------------------------------
     def _adjoints(self) -> list[str]:
         lines = []
-        dx = [self._name("dx", i) for i in range(len(self.x))]
-        dy = [self._name("dy", j) for j in range(len(self.y))]
+        dx = {i: self._name("dx", i) for i in range(len(self.x)) if self._moves(i)}
+        dy = {j: self._name("dy", j) for j in range(len(self.y)) if self._moves(len(self.x) + j)}
         dw = self._name("dw")
+        gate = len(self.x) + len(self.y) in self.wanted
         diagonal: dict[int, str] = {}
         for number, (i, _) in enumerate(self.pairs):
             if self.reads[i] == "inclusive":
@@ -81,50 +86,56 @@ class JointScores:
                 entries = f"tl.where(o_t[:, None] == o_t[None, :], {self.a[number]}, 0.0)"
                 lines.append(f"{diagonal[number]} = tl.sum({entries}, 1)")
         for axis, (names, others) in enumerate(((dx, self.y), (dy, self.x))):
-            for at, name in enumerate(names):
+            for at, name in names.items():
                 terms = [
                     f"{diagonal[number]}[:, None] * {others[pair[1 - axis]]}"
                     for number, pair in enumerate(self.pairs)
                     if pair[axis] == at and number in diagonal
                 ]
-                lines.append(
-                    f"{name} = {' + '.join(terms) or f'tl.zeros((C, {self.block}), dtype=tl.float32)'}"
-                )
-        lines.append(f"{dw} = tl.zeros((C, {self.block}), dtype=tl.float32)")
-        for at, name in enumerate([*dx, *dy, dw]):
-            self.out.picks[self.n, at] = name
+                if at + axis * len(self.x) in self.wanted:
+                    self.out.picks[self.n, at + axis * len(self.x)] = name
+                    lines.append(
+                        f"{name} = {' + '.join(terms) or f'tl.zeros((C, {self.block}), dtype=tl.float32)'}"
+                    )
+        if gate:
+            self.out.picks[self.n, len(self.x) + len(self.y)] = dw
+            lines.append(f"{dw} = tl.zeros((C, {self.block}), dtype=tl.float32)")
         body, factors, rows, cols = self._level()
         part = []
         for number in range(len(self.pairs)):
             part.append(self._name("part", number))
             body.append(f"{part[number]} = tl.where(m_meet, {self.a[number]}, 0.0).to(DOT)")
         moved: dict[bool, list[str]] = {kind: [] for kind in self.kinds}
-        for i, name in enumerate(dx):
+        for i, name in dx.items():
             terms = [
                 f"tl.dot({part[k]}, {cols[j]}, input_precision=PRECISION)"
                 for k, (row, j) in enumerate(self.pairs) if row == i
             ]  # fmt: skip
             step = self._name("step_x", i)
             factor = factors[self.exclusive[i]]
-            body += [
-                f"{step} = tl.where(m_second, {factor} * ({' + '.join(terms)}), 0.0)", f"{name} += {step}"
-            ]  # fmt: skip
+            body.append(f"{step} = tl.where(m_second, {factor} * ({' + '.join(terms)}), 0.0)")
+            if i in self.wanted:
+                body.append(f"{name} += {step}")
             moved[self.exclusive[i]].append(f"{self.x[i]} * {step}")
-        for j, name in enumerate(dy):
+        for j, name in dy.items():
             terms = [
                 f"tl.dot(tl.trans({part[k]}), {rows[i]}, input_precision=PRECISION)"
                 for k, (i, col) in enumerate(self.pairs) if col == j
             ]  # fmt: skip
             step = self._name("step_y", j)
             factor = factors[self.of_cols]
-            body += [
-                f"{step} = tl.where(m_second, 0.0, {factor} * ({' + '.join(terms)}))", f"{name} += {step}"
-            ]  # fmt: skip
+            body.append(f"{step} = tl.where(m_second, 0.0, {factor} * ({' + '.join(terms)}))")
+            if len(self.x) + j in self.wanted:
+                body.append(f"{name} += {step}")
             moved[self.of_cols].append(f"{self.y[j]} * {step}")
-        for kind, terms in moved.items():
+        for kind, terms in moved.items() if gate else ():
             back = f"tl.trans(m_{_STRICT[kind]})"
             body.append(f"{dw} += tl.dot({back}, {' + '.join(terms)}, input_precision=SUMS)")
         return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body)]
+
+    def _moves(self, result: int) -> bool:
+        """Whether the derivative of a row or column is wanted, or is part of the gate's."""
+        return result in self.wanted or len(self.x) + len(self.y) in self.wanted
 
     # -- shared ---------------------------------------------------------------------------------------
     def _level(self) -> tuple[list[str], dict[bool, str], list[str], list[str]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.triton_scores import JointScores
 from linalg_dsl.errors import InternalError
-from linalg_dsl.planner.ops import OPS, Axes
+from linalg_dsl.planner.ops import FLOOR, OPS, Axes
 from linalg_dsl.planner.plan import Node
 
 _UNARY = {
@@ -33,6 +33,8 @@ _UNARY = {
     "sign": "sign({0})",
     "reciprocal": "1.0 / {0}",
     "heaviside": "step({0})",
+    "side": "tl.where({0} < 0, -1.0, 1.0)",
+    "log_size": f"tl.log(tl.maximum(tl.abs({{0}}), {FLOOR!r}))",
 }
 ZERO_AT_ZERO = frozenset({"tanh", "silu", "relu", "elu", "sqrt", "abs", "sign"})
 SINGULAR = frozenset({"reciprocal", "rsqrt", "sqrt", "log", "pow"})
@@ -41,7 +43,9 @@ _LIBRARY = frozenset({"softplus", "tanh", "expm1", "sign", "step", "power"})
 _PREFIX = {
     "score": "a", "decayed_score": "a", "mask": "a", "pairs_decay": "decay", "read": "y", "apply": "y",
     "apply_t": "y", "from_start": "since_start", "to_end": "until_end", "total": "decay_chunk",
-    "write": "s_add", "span_sum": "dw", "gate_sum": "dw", "sum": "total", "ut_transform": "ut",
+    "write": "s_add",
+    "signs": "signs", "sign_total": "sign_chunk", "span_sum": "dw", "gate_sum": "dw", "sum": "total",
+    "ut_transform": "ut",
 }  # fmt: skip
 
 
@@ -107,7 +111,7 @@ class Statements:
             return
         expression, zero = self._expression(node)
         name = self.names.unique(f"b_{self._label(n)}")
-        singular = node.op == "unary" and node.attr("fn") in SINGULAR
+        singular = node.op == "unary" and (node.attr("fn") in SINGULAR or self._below_maximum(node))
         if (n in self.needs_zero or singular) and not zero and self._padded(node.axes):
             expression, zero = f"tl.where({self.mask(node.axes)}, {expression}, 0.0)", True
         self.lines.append(f"{name} = {expression}")
@@ -138,7 +142,7 @@ class Statements:
         """The operand in float32, indexed to broadcast over ``axes``."""
         node = self.nodes[n]
         if node.op == "number":
-            return repr(node.attr("value"))
+            return _number(node)
         text = self.text[n]
         if n in self.raw and node.op != "const":
             text = f"{text}.to(tl.float32)"
@@ -163,10 +167,12 @@ class Statements:
             parts.append(f"{self.blocks[axis].mask}{index}")
         return " & ".join(parts)
 
-    def state_offset(self) -> str:
-        """Where the entries of a state's tile lie in a [K, V] matrix in memory."""
+    def state_offset(self, dims: Axes = ("K", "V")) -> str:
+        """Where the entries of a state's tile lie in a matrix in memory with these rows and columns."""
         first = self.tile(("K", "V"))[0]
         rows, columns = ("[:, None]", "[None, :]") if first == "K" else ("[None, :]", "[:, None]")
+        if dims == ("V", "K"):
+            return f"o_k{rows} + o_v{columns} * K"
         return f"o_k{rows} * V + o_v{columns}"
 
     def _padded(self, axes: Axes) -> bool:
@@ -181,16 +187,19 @@ class Statements:
         """The right-hand side, and whether it is zero on padding."""
         args, axes = node.args, node.axes
         zeros = [a in self.zero or self._is_zero_number(a) for a in args]
+        # a value without an axis is not zero on that axis's padding
+        whole = [
+            z and (self.nodes[a].axes == axes or self._is_zero_number(a))
+            for a, z in zip(args, zeros, strict=True)
+        ]
         match node.op:
             case "add":
-                return self._binary("+", node), all(zeros)
+                return self._binary("+", node), all(whole)
             case "mul":
-                return self._binary("*", node), any(
-                    z and self.nodes[a].axes == axes for a, z in zip(args, zeros, strict=True)
-                )
+                return self._binary("*", node), any(whole)
             case "maximum" | "minimum":
                 a, b = (self.value(x, axes) for x in args)
-                return f"tl.{node.op}({a}, {b})", all(zeros)
+                return f"tl.{node.op}({a}, {b})", all(whole)
             case "compare":
                 a, b = (self.value(x, axes) for x in args)
                 self.library.add("step")
@@ -239,6 +248,14 @@ class Statements:
             case "total":
                 of = self.nodes[node.args[0]].axes
                 return f"tl.exp(tl.sum({args[0]}, {self.tile(of).index('t')}))", False
+            case "signs":
+                negative = f"tl.where({args[0]} < 0, 1.0, 0.0)"
+                count = self._sums(negative, wide, after=False, strict=bool(node.attr("exclusive")))
+                return self._call("parity_sign", count), False
+            case "sign_total":
+                negative = f"tl.where({args[0]} < 0, 1.0, 0.0)"
+                tokens = self.tile(self.nodes[node.args[0]].axes).index("t")
+                return self._call("parity_sign", f"tl.sum({negative}, {tokens})"), False
             case "gate_sum":
                 after, strict = {
                     "from_start": (True, False),
@@ -322,6 +339,13 @@ class Statements:
         self.library |= {name for name in _LIBRARY if f"{name}(" in template}
         return template.format(arg)
 
+    def _below_maximum(self, node: Node) -> bool:
+        """Whether this is exp(x - max x), as of a softmax: on padding nothing bounds it."""
+        total = self.nodes[node.args[0]]
+        parts = [self.nodes[a] for a in total.args] if total.op == "add" else []
+        inner = [self.nodes[a].op for p in parts if p.op == "mul" for a in p.args]
+        return node.attr("fn") == "exp" and "amax" in inner
+
     def _reduce(self, node: Node) -> str:
         source = self.nodes[node.args[0]]
         axis = self.tile(source.axes).index(str(node.attr("axis")))
@@ -398,8 +422,13 @@ class Statements:
         g = self.value(score)
         node = self.nodes[sigma]
         if node.op == "number":
-            return g if node.attr("value") == 1 else f"{g} * {node.attr('value')!r}"
+            return g if node.attr("value") == 1 else f"{g} * {_number(node)}"
         return f"{g} * {self.value(sigma)}[None, :]" if node.axes else f"{g} * {self.value(sigma)}"
+
+
+def _number(node: Node) -> str:
+    text = repr(node.attr("value"))
+    return f"float('{text}')" if "inf" in text else text
 
 
 def _solve_dot(a: str, b: str) -> str:
@@ -416,7 +445,7 @@ def zero_wanted(nodes: Sequence[Node]) -> frozenset[int]:
     return frozenset(
         a
         for node in nodes
-        if OPS[node.op].kind in ("matmul", "decay", "gate", "lowered", "solve")
+        if OPS[node.op].kind in ("matmul", "decay", "gate", "sign", "lowered", "solve")
         for a in node.args
     )
 

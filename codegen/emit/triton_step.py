@@ -9,7 +9,7 @@ from pathlib import Path
 
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.codegen.emit.names import Names, ascii_text
-from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.render import functions_of, render
 from linalg_dsl.codegen.emit.signature import (
     axis_source,
     equations,
@@ -22,7 +22,7 @@ from linalg_dsl.codegen.emit.signature import (
     sized,
     tuple_text,
 )
-from linalg_dsl.codegen.emit.triton_module import functions_of, library_functions
+from linalg_dsl.codegen.emit.triton_module import library_functions
 from linalg_dsl.codegen.emit.triton_step_kernel import StepText, backward_kernel, forward_kernel
 from linalg_dsl.codegen.emit.triton_step_memory import StepNames
 from linalg_dsl.codegen.schedule import step_table
@@ -65,7 +65,7 @@ class TritonStepModule:
     inputs: str
     consts: str
     output: str
-    output_like: int
+    output_type: str
     partial_output: bool
     saves: bool
     forward_launch: str
@@ -96,23 +96,30 @@ def emit_triton_step(
     backward: ChunkPlan,
     chunk_size: int | None = None,
     invariant: bool = False,
+    wide: bool = False,
+    handed: tuple[str, ...] = (),
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
     ``chunk_size``: tokens between two saved states. ``invariant``: nothing about a call but K, V, dtype and
-    device decides how it is computed. The text depends on nothing but the arguments and this
-    package's version.
+    device decides how it is computed. ``wide``: the output is float32. ``handed``: inputs whose types do
+    not decide that of the output. The text depends on nothing but the arguments and this package's version.
     """
     default = VECTOR_CHUNK if all(len(s.dims) < 2 for s in form.spec.states) else CHUNK
-    return _Emitter(form, schedule(forward, backward), chunk_size or default, invariant).run()
+    like = output_like(form.spec, handed)
+    kind = "torch.float32" if wide else f"tensors[{like}].dtype"
+    return _Emitter(form, schedule(forward, backward), chunk_size or default, invariant, kind).run()
 
 
 class _Emitter:
-    def __init__(self, form: StepForm, plan: StepSchedule, chunk: int, invariant: bool) -> None:
+    def __init__(
+        self, form: StepForm, plan: StepSchedule, chunk: int, invariant: bool, output_type: str
+    ) -> None:
         self.spec: RecurrenceSpec = form.spec
         self.plan = plan
         self.chunk = chunk
         self.invariant = invariant
+        self.output_type = output_type
         self.numbers = dict(form.consts)
         self.consts = run_time_consts(self.spec, plan.forward, plan.backward)
         names = Names(
@@ -175,7 +182,7 @@ class _Emitter:
                 inputs=", ".join(self.inputs.values()),
                 consts=", ".join(self.const_args.values()),
                 output=self.output,
-                output_like=output_like(spec),
+                output_type=self.output_type,
                 partial_output=plan.partial_output,
                 saves=saves,
                 forward_launch=self._launch(first),

@@ -84,15 +84,14 @@ class _Kernel:
         dims: Sequence[Dim],
         *,
         partial: bool,
-        rows: str = "",
+        rows: tuple[int, int] | None = None,
     ) -> None:
         """The store of a value of every token: a partial sum to a place of its own."""
         memory = self.memory
         tile = out.nodes[n].axes
         entry, entries = ("i_block * H + i_h", "BLOCKS * H") if partial else ("i_h", "H")
-        if rows:
-            count, row = rows.split()
-            entry, entries = f"({entry}) * {count} + {row}", f"{entries} * {count}"
+        if rows is not None:
+            entry, entries = f"({entry}) * {rows[0]} + {rows[1]}", f"{entries} * {rows[0]}"
         more = () if partial else memory.once(tile)
         self["body"].append(
             memory.store_row(argument, entry, entries, memory_axes(dims), tile, out.full(n, ()), *more)
@@ -204,8 +203,8 @@ def _replay(
 ) -> dict[int, str]:
     """The lines that go over a chunk once more for the states before each token; gives their names, by leaf.
 
-    They are kept in memory before every W-th token, and within W tokens in registers. ``names``: the tuples of the group in reverse, to which those are
-    added that only the states need.
+    They are kept in memory before every W-th token, and within W tokens in registers. ``names``: the tuples
+    of the group in reverse, to which those are added that only the states need.
     """
     memory, forward, backward = k.memory, k.schedule.forward, k.schedule.backward
     running = {name: memory.names.unique(f"b_{name}") for name in k.states}
@@ -249,9 +248,9 @@ def _store_gradient(k: _Kernel, out: StepStatements, result: str, n: int, leaf: 
     """An input's gradient is stored at its token, a param's added up over them."""
     memory = k.memory
     name, row = str(leaf.attr("name")), leaf.attr("row")
-    argument, dims, rows = k.launcher.gradients[name], k.spec.input(name).dims, ""
+    argument, dims, rows = k.launcher.gradients[name], k.spec.input(name).dims, None
     if row is not None:
-        argument, dims, rows = f"{argument}_rows", dims[1:], f"{k.launcher.counts[name]} {row}"
+        argument, dims, rows = f"{argument}_rows", dims[1:], (k.launcher.counts[name], int(str(row)))
     partial = result in k.schedule.partial_gradients
     if leaf.op == "input":
         k.store_result(out, n, argument, dims, partial=partial, rows=rows)
@@ -261,9 +260,8 @@ def _store_gradient(k: _Kernel, out: StepStatements, result: str, n: int, leaf: 
     memory.before.append(f"{total} = {memory.filled(tile, '0.0')}")
     k["body"].append(f"{total} += tl.where(live, {out.full(n, tile)}, 0.0)")
     place = PER_BLOCK if partial else "i_nh"
-    if rows:
-        count, at = rows.split()
-        place = f"({place}) * {count} + {at}"
+    if rows is not None:
+        place = f"({place}) * {rows[0]} + {rows[1]}"
     k["after"].append(memory.store(memory.pointer(argument), place, memory_axes(dims), tile, total))
 
 

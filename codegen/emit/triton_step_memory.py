@@ -26,7 +26,8 @@ from linalg_dsl.planner.step_values import dimension, family
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "BLOCK", "BLOCKS", "PRECISION", "SAVE", "STAGES", "seq_start",
-    "chunk_start", "i_block", "i_h", "i_n", "i_nh", "i_c", "i_ch", "i_step", "i_first", "there", "i", "i_back",
+    "chunk_start", "i_block", "i_h", "i_n", "i_nh", "i_c", "i_ch", "i_step", "i_first", "there", "i",
+    "i_back",
     "start", "length", "begin", "count", "first_chunk", "chunks", "softplus", "tanh", "expm1", "sign", "step",
     "power", "U", "W", "u", "w", "i_kept", "i_group", "groups", "live",
 )  # fmt: skip
@@ -221,7 +222,7 @@ class StepMemory:
         given: Mapping[int, str],
         group: Mapping[str, str],
     ) -> StepStatements:
-        """A statement per node that the roots need; ``given`` are at hand, and so are the leaves of ``group``.
+        """A statement per node that the roots need; ``given`` and the leaves of ``group`` are at hand.
 
         What is the same at all tokens is computed once, before the loop.
         """

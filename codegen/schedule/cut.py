@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from linalg_dsl.codegen.schedule.boundary import with_boundaries
 from linalg_dsl.codegen.schedule.facts import COTANGENT, FORWARD, REVERSE, PlanFacts
-from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Buffer, Element, Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Buffer, Element, Kernel, KernelPlan, shares
 from linalg_dsl.codegen.schedule.naming import with_names
 from linalg_dsl.codegen.schedule.phase import Phase
 from linalg_dsl.codegen.schedule.verify import verify
@@ -65,26 +65,25 @@ class _Cut:
     def _savable(self, kernels: list[Kernel]) -> frozenset[int]:
         """What the backward may ask the forward's walks to save.
 
-        Not a read of the state where a boundary term makes the backward replay that walk anyway.
+        Not a read of the state, or an elementwise value of one, where a boundary term makes the backward
+        replay that walk anyway.
         """
-        return frozenset(
-            n
-            for k in kernels
-            if k.family == "walk"
-            for n in k.body
-            if self.facts.token_value(n)
-            and self.facts.depends[n] & FORWARD
-            and not (k.split in self.facts.boundaries and self.nodes[n].op == "read")
-        )
+        out: set[int] = set()
+        for kernel in kernels:
+            again: set[int] = set()
+            for n in kernel.body if kernel.family == "walk" else ():
+                node = self.nodes[n]
+                read = node.op == "read" or (self.facts.elementwise(n) and again & set(node.args))
+                if read and kernel.split in self.facts.boundaries:
+                    again.add(n)
+                elif self.facts.token_value(n) and self.facts.depends[n] & FORWARD:
+                    out.add(n)
+        return frozenset(out)
 
     def _dear_scores(self, kernels: list[Kernel]) -> frozenset[int]:
-        """Results of the forward's preps that cost far more than the [C, C] numbers that they are."""
+        """Scores of the forward's preps: they cost far more than the [C, C] numbers that they are."""
         return frozenset(
-            n
-            for k in kernels
-            if k.family == "prep"
-            for n in k.body
-            if self.nodes[n].op == "pick" and self.nodes[n].axes == ("t", "s")
+            n for k in kernels if k.family == "prep" for n in k.body if self.nodes[n].axes == ("t", "s")
         )
 
     def _buffers(self, forward: list[Kernel], backward: list[Kernel], extra: set[int]) -> tuple[Buffer, ...]:
@@ -100,7 +99,8 @@ class _Cut:
                     node = self.nodes[n]
                     name = _unique(node.label or f"{node.op}_{n}", taken)
                     saved = phase is forward and n in read_back
-                    out.append(Buffer(n, name, node.axes, self._element(n), saved, n in extra))
+                    of_blocks = n in shares(self.nodes, kernel)
+                    out.append(Buffer(n, name, node.axes, self._element(n), saved, n in extra, of_blocks))
         for boundary in self.boundaries:
             out.append(Buffer(boundary.node, _unique("boundary", taken), (boundary.axis,), "float32"))
         return tuple(out)

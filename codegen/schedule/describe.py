@@ -37,6 +37,8 @@ class CallShape:
     V: int
     dtype: str
     chunk: int
+    summed: str = "K"
+    """The axis that the first walk sums over (``summed_axis``)."""
 
     @property
     def chunks(self) -> int:
@@ -45,7 +47,7 @@ class CallShape:
     @property
     def operand_bytes(self) -> int:
         """Of the operands of products: float16 calls use tf32, whose range holds every cotangent."""
-        return 2 if narrow_operands(self.dtype == "bfloat16", self.K) else 4
+        return 2 if narrow_operands(self.dtype == "bfloat16", {"K": self.K, "V": self.V}[self.summed]) else 4
 
     def count(self, axes: Axes, per_head: bool = False) -> int:
         """Entries of a value: of all tokens, of all chunks, or one per head (params)."""
@@ -99,7 +101,7 @@ def schedule_lines(
     place = find_target(target)
     chosen = chosen_chunk(plan, K=K, V=V, dtype=dtype, target=target)
     chunk = chunk_size or chosen
-    shape = CallShape(B, T, H, K, V, dtype, chunk)
+    shape = CallShape(B, T, H, K, V, dtype, chunk, summed_axis(plan))
     names = value_names(plan)
     lines = [
         f"on {place.name}, {place.units} multiprocessors, {place.shared // 1024} KB of shared memory for a "
@@ -118,8 +120,8 @@ def chosen_chunk(plan: KernelPlan, *, K: int, V: int, dtype: str, target: str = 
     """The chunk size that the launcher takes where none is given; raises as ``schedule_lines`` does."""
     if dtype not in DTYPES:
         raise ArgumentError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    operand = 2 if narrow_operands(dtype == "bfloat16", K) else 4
-    return choose_chunk(*_class(plan.plan), K, V, operand, find_target(target).shared)
+    shape = CallShape(1, 1, 1, K, V, dtype, 1, summed_axis(plan))
+    return choose_chunk(*plan_class(plan.plan), K, V, shape.operand_bytes, find_target(target).shared)
 
 
 def kernel_schedule(
@@ -133,7 +135,7 @@ def kernel_schedule(
     read = sum(reads.values()) + (0 if keeps else kept)
     if kernel.family == "prep":
         last = bool(plan.backward) and kernel is plan.backward[-1]
-        warps, block = choose_prep(shape.chunk, _class(plan.plan)[0], last)
+        warps, block = choose_prep(shape.chunk, plan_class(plan.plan)[0], last)
         reasons = _prep_reasons(plan, kernel, shape, warps, block)
         return KernelSchedule(kernel, shape.chunks * shape.H, 1, block, warps, 1, read, 0, written, reasons)
     own, split = (shape.K, shape.V) if kernel.split == "V" else (shape.V, shape.K)
@@ -171,7 +173,7 @@ def value_names(plan: KernelPlan) -> dict[int, str]:
 def _chunk_reason(plan: KernelPlan, shape: CallShape, target: Target, given: int | None) -> str:
     if given is not None:
         return "as asked for"
-    decay, rank = _class(plan.plan)
+    decay, rank = plan_class(plan.plan)
     if shape.chunk == choose_chunk("none", 0, 16, 16, 2, MANY):
         return "no erase and at most one decay per token, so a large one costs little inside"
     why = []
@@ -274,7 +276,13 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
 
 
 # -- numbers --------------------------------------------------------------------------------------------
-def _class(plan: ChunkPlan) -> tuple[str, int]:
+def summed_axis(plan: KernelPlan) -> str:
+    """The axis that the first walk sums over: keys of few channels along it need precise products."""
+    first = next(k for k in plan.forward if k.family == "walk")
+    return "K" if first.split == "V" else "V"
+
+
+def plan_class(plan: ChunkPlan) -> tuple[str, int]:
     """(kind of decay, number of erases), by the ops that stand for them."""
     gates = {
         plan.nodes[n.args[-1]].axes
@@ -306,10 +314,10 @@ def _boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
     """What the two walks of a boundary term hand over beside buffers: states, and numbers along its axis."""
     if kernel.boundary is None:
         return 0
-    state = shape.H * shape.K * shape.V * 4
+    state = shape.H * shape.K * shape.V
     if _exact(kernel, shape):
-        return shape.chunks * state
-    return (shape.chunks // SEGMENT + shape.B) * state + 2 * shape.count((kernel.boundary.axis,)) * 4
+        return shape.chunks * state * 4
+    return (shape.chunks // SEGMENT + shape.B) * state * 4 + 2 * shape.count((kernel.boundary.axis,)) * 4
 
 
 # -- text -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from linalg_dsl.codegen.schedule.evaluate_ops import apply_lowered
-from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan, shares
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.adjoint import gradient_name
 from linalg_dsl.planner.evaluate_ops import align, expand
@@ -211,11 +211,16 @@ class _Run:
             block = _Block(self, kernel, split, low, count)
             states.append(block.walk(state.narrow(_STATE_DIM[split], low, count)))
             parts.append(block.stored)
+        shared = shares(call.nodes, kernel)
         for key, chunk in parts[0]:
             axes = _axes(call.nodes, key, split)
             pieces = [p[key, chunk] for p in parts]
-            # every block has the same value where the split axis is missing: the first one writes it
-            whole = torch.cat(pieces, axes.index(split) - len(axes)) if split in axes else pieces[0]
+            if split in axes:
+                whole = torch.cat(pieces, axes.index(split) - len(axes))
+            elif key in shared:
+                whole = torch.stack(pieces).sum(0)
+            else:  # every block has the same value: the first one writes it
+                whole = pieces[0]
             call.store(key if isinstance(key, int) else f"{key}_{split}", chunk, whole)
         return torch.cat(states, dim=_STATE_DIM[split])
 

@@ -23,6 +23,7 @@ class Buffer:
 
     ``element``: ``compute`` (the dtype of the products' operands) or ``float32``. ``saved`` buffers
     are written by the forward and read by the backward; ``only_saved`` ones only if there is one.
+    ``shares``: one sum per block of the walk that writes it, added up by those who read it.
     """
 
     node: int
@@ -31,6 +32,7 @@ class Buffer:
     element: Element
     saved: bool = False
     only_saved: bool = False
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +135,10 @@ def tile_kinds(nodes: Sequence[Node], kernel: Kernel) -> tuple[str, ...]:
     if kernel.boundary and kernel.direction != kernel.boundary.keeper:
         kinds += ["ob", "ob"]
     return tuple(sorted(kinds))
+
+
+def shares(nodes: Sequence[Node], kernel: Kernel) -> frozenset[int]:
+    """The sums over its split axis that a walk stores: of each block its share."""
+    return frozenset(
+        n for n in kernel.stores if nodes[n].op == "sum" and kernel.split in (nodes[n].attr("axis"),)
+    )

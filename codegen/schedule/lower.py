@@ -4,14 +4,16 @@
   U = T (R + G W), Z = W + Sigma U, so T needs G and Sigma only and can be made before the walk;
   its reversed form X = T^T (dU + Sigma^T dZ), Y = dZ + G^T X shares that T;
 - ``scale_state`` becomes a product with ``total``;
-- the decayed scores of one gate become one op, and so do their derivatives: they share the walk over
-  block pairs and its exponentials.
+- a solve whose rows decay becomes products (``decayed_solve``);
+- the decay ops of one gate become one op for scores and one for derivatives: they share the walk over block
+  pairs and its exponentials.
 """
 
 from __future__ import annotations
 
 from functools import reduce
 
+from linalg_dsl.codegen.schedule.decayed_solve import spread_decays, transform
 from linalg_dsl.codegen.schedule.joint_scores import JointOp, joint_ops
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import Axes
@@ -21,7 +23,7 @@ from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
 def lower(forward: ChunkPlan, backward: ChunkPlan | None) -> ChunkPlan:
     """One plan with the outputs and carries of both (of ``forward`` alone without a backward)."""
     merged = _merged(forward, backward) if backward else forward
-    return _Lowering(merged, len(forward.nodes)).run()
+    return _Lowering(*spread_decays(merged, len(forward.nodes))).run()
 
 
 def _merged(forward: ChunkPlan, backward: ChunkPlan) -> ChunkPlan:
@@ -76,7 +78,7 @@ class _Lowering:
             case "solve" | "solve_t":
                 self.solved[i] = self._solve(args, _int(node, "m"), _int(node, "r"), node.op == "solve_t")
                 return self.solved[i][0]
-            case "pick":
+            case "pick" if node.args[0] in self.solved:
                 return self.solved[node.args[0]][_int(node, "index")]
             case "scale_state":
                 return b.mul(args[0], b.add_node("total", (args[1],), b.axes(args[1])[1:]))
@@ -90,12 +92,7 @@ class _Lowering:
         scores = [args[i * m : (i + 1) * m] for i in range(r)]
         sigma = [args[r * m + j * r : r * m + (j + 1) * r] for j in range(m)]
         z, u = args[2 * r * m : 2 * r * m + m], args[2 * r * m + m :]
-        whole = b.add_node("ut_transform", args[: 2 * r * m], ("t", "s"), m=m, r=r)
-        ut = [
-            [b.label(b.add_node("pick", (whole,), ("t", "s"), index=i * r + k), f"ut_{i + 1}{k + 1}")
-             for k in range(r)]
-            for i in range(r)
-        ]  # fmt: skip
+        ut = transform(b, args[: 2 * r * m], m, r)
         if transposed:
             right = [self._sum(u[i], *(b.mul(sigma[j][i], z[j]) for j in range(m))) for i in range(r)]
             x = [self._sum(*(b.apply(ut[k][i], right[k], True) for k in range(r))) for i in range(r)]

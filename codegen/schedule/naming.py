@@ -37,8 +37,14 @@ def with_names(plan: ChunkPlan) -> ChunkPlan:
 
 
 def _decayed(nodes: Sequence[Node], node: Node) -> str:
-    """The name of a named value times a decay to or from a chunk boundary; empty for anything else."""
+    """The name of a named value times a decay; empty for anything else.
+
+    ``k_since_start`` has a decay to or from a chunk boundary, ``d_a_q11`` is what the gradient ``d_g_q11`` of
+    a decayed score is to the score without its decay.
+    """
     for x, decay in (node.args, node.args[::-1]):
+        if nodes[decay].op == "pairs_decay" and nodes[x].label.startswith("d_g_"):
+            return f"d_a_{nodes[x].label.removeprefix('d_g_')}"
         wide = node.axes == ("t", "K") or nodes[decay].axes == node.axes == ("t", "V")
         if wide and nodes[decay].op in ("from_start", "to_end") and nodes[x].label:
             return f"{nodes[x].label}_{nodes[decay].label}"

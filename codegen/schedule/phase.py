@@ -128,11 +128,33 @@ class Phase:
         if not self._place(after, split, available, known, eager=True):
             return None
         self.forced |= self._forced(after, split, available)
+        own: dict[int, bool] = {leaf: True}
         return {
             n
             for n in wanted
-            if n not in available and self._place(n, split, available, known, eager=self.eager) == "walk"
+            if n not in available
+            and self._of_carry(n, available, own)
+            and (
+                self._place(n, split, available, known, eager=self.eager) == "walk"
+                or self._is_share(n, split, available, known)
+            )
         }
+
+    def _of_carry(self, n: int, available: set[int], own: dict[int, bool]) -> bool:
+        """Whether a walk's own state is in a value; one that has nothing of it is formed where it is used."""
+        if n not in own:
+            own[n] = n not in available and any(self._of_carry(a, available, own) for a in self.nodes[n].args)
+        return own[n]
+
+    def _is_share(self, n: int, split: str, available: set[int], known: dict[int, _Place]) -> bool:
+        """Whether a walk makes a sum over the axis that it splits: every block writes its share."""
+        node = self.nodes[n]
+        summed = node.op == "sum" and node.attr("axis") == split and node.axes == ("t",)
+        return (
+            summed
+            and n not in self.targets
+            and self._place(node.args[0], split, available, known, eager=self.eager) == "walk"
+        )
 
     def _could_make(self, direction: str, split: str, remaining: set[int]) -> set[int]:
         """The state reads that this walk could make if every token value were given."""
@@ -162,8 +184,8 @@ class Phase:
                 and all(self._place(a, split, available, known, eager=eager) for a in node.args)
             ):
                 place = "walk"
-            elif eager and self._ready(n, available):
-                place = "before"
+            elif (eager or node.axes == ("t", "s")) and self._ready(n, available):
+                place = "before"  # a score is small beside the rows that it saves
         known[n] = place
         return place
 
@@ -216,7 +238,18 @@ class Phase:
         for walk in reversed(self.walks):
             self._collect(self._walk_draft(walk))
             self._collect(_Draft(sorted(walk.prep), None))
+        self._join_preps()
         return self._finish(final)
+
+    def _join_preps(self) -> None:
+        """What a later prep makes goes into an earlier one that is there anyway, if it can be made there."""
+        available = set(self.memory)
+        for i, walk in enumerate(self.walks):
+            for later in self.walks[i + 1 :] if walk.prep else ():
+                early = {n for n in later.prep if self._ready(n, available)}
+                later.prep -= early
+                walk.prep |= early
+            available |= walk.prep | {n for n in walk.made if self.facts.token_value(n)}
 
     def _walk_draft(self, walk: _Walk) -> _Draft:
         return _Draft(
@@ -231,9 +264,12 @@ class Phase:
         """Second pass, in order, knowing what is in memory; stores that nobody reads are dropped."""
         plans: list[tuple[_Walk | None, list[int], set[int]]] = []  # stores, and what is in memory before
         memory = set(self.memory)
+        # what waits for no walk is made by the first prep, whichever walk wants it
+        local = {n for walk in self.walks for n in walk.prep if not self.bits[n] & CARRIES}
         for walk in self.walks:
             prep = sorted(walk.prep - memory)
             if prep:
+                prep = sorted((walk.prep | local) - memory)
                 plans.append((None, prep, set(memory)))
                 memory |= set(prep)
             plans.append((walk, sorted(walk.outputs), set(memory)))
@@ -320,17 +356,20 @@ class Phase:
         if walk and n in walk.made:
             return False
         elementwise = self.facts.elementwise(n)
+        small = node.axes == ("t", "s")  # one load instead of several
         if walk is None:
             if not carried:
-                return n in memory and not elementwise
+                return n in memory and (small or not elementwise)
             if n not in self.maker and n not in memory:
                 return False
-            return not (elementwise and self._shares_operands(n))
-        if n in memory and not elementwise:
+            return small or not (elementwise and self._shares_operands(n))
+        if n in memory and (small or not elementwise):
             return True
-        if carried:
-            return not (elementwise and self._shares_operands(n))
         here = node.op in facts.walk_ops and walk.split not in facts.contracts(n)
+        if n in self.maker:
+            return not (elementwise and self._shares_operands(n))
+        if carried:
+            return small or not here
         return not (here and (node.op in ("score", "mask", "write") or self._cheaper_again(n, memory, draft)))
 
     def _carried(self, n: int) -> bool:

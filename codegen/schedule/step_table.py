@@ -1,8 +1,9 @@
 """Blocks, warps and groups of tokens of step kernels: a small table, limited by what a thread can hold.
 
 The functions below are copied into every generated module (it stands alone), so they use builtins only.
-``own``: elements of all states, and of params that are matrices, that go with one entry of the split axis, or
-all their elements where no axis is split; ``square``: those of the square matrices that a program multiplies the states by.
+``own``: elements of all states, and of params that are matrices, that go with one entry of the split axis,
+or all their elements where no axis is split; ``square``: those of the square matrices that a program
+multiplies the states by.
 """
 
 from __future__ import annotations

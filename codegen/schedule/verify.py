@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan, shares
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import contracted_axes
 from linalg_dsl.planner.plan import Node
@@ -23,7 +23,8 @@ def verify(plan: KernelPlan) -> None:
        stored, and the boundary term after the walk that forms it.
     3. Every operand of a body is loaded, computed before it, a number, or the walk's own carry; no value is
        both loaded and computed, or computed twice; no body has a leaf or the boundary term.
-    4. A walk contracts its split axis nowhere, since a program has one block of it.
+    4. A walk contracts its split axis nowhere, since a program has one block of it; but for sums that it
+       stores and does not use: shares, one per block, in a buffer that says so.
     5. A prep computes no state, and no kernel stores one: states stay on chip.
     6. What a kernel stores it has computed; no value is stored by two kernels.
     7. Everything that is loaded or computed is used: by a value of the same kernel, a store, the carry's next
@@ -108,9 +109,11 @@ def _verify_body(plan: KernelPlan, kernel: Kernel) -> None:
         if node.op in (*LEAVES, "number", "carry", "boundary_gate"):
             raise InternalError(f"computes %{n} ({node.op}), which no kernel computes")
         for a in node.args:
+            if a in shares(nodes, kernel):
+                raise InternalError(f"uses its share %{a}, which is no whole sum")
             if a not in have and a != own and nodes[a].op != "number":
                 raise InternalError(f"computes %{n} ({node.op}) from %{a} ({nodes[a].op}), not at hand")
-        if kernel.split in _contracted(nodes, node):
+        if kernel.split in _contracted(nodes, node) and n not in shares(plan.plan.nodes, kernel):
             raise InternalError(f"%{n} ({node.op}) sums over {kernel.split}, of which a program has a block")
         if kernel.family == "prep" and node.axes == STATE:
             raise InternalError(f"a prep computes the state %{n} ({node.op})")
@@ -187,6 +190,11 @@ def _verify_buffers(plan: KernelPlan, stored: set[int]) -> None:
             )
         if b.node not in read_ahead | read_back:
             raise InternalError(f"nobody reads buffer {b.name}")
+        by_blocks = any(b.node in shares(plan.plan.nodes, k) for k in (*plan.forward, *plan.backward))
+        if b.shares != by_blocks:
+            raise InternalError(
+                f"buffer {b.name} holds {'' if by_blocks else 'no '}shares, its flag says otherwise"
+            )
         saved = b.node in ahead and b.node in read_back
         if b.saved != saved:
             raise InternalError(f"buffer {b.name} is {'' if saved else 'not '}saved, its flag says otherwise")

@@ -85,13 +85,14 @@ class Symbol(Expr):
     """A declared name. ``time`` 0 is t, -1 is t-1, None has no time index (param, const, dimension).
 
     ``row`` picks one row of an [n, D] input (then the shape is the column D x 1) or one entry of an
-    [n] input, counted from 0; None takes the whole. Text counts from 1: ``k_{t,1}`` is row 0.
+    [n] input, counted from 0; None takes the whole. Text counts from 1: ``k_{t,1}`` is row 0. A text is
+    the index of the ``Iterate`` around: its first substep picks row 0.
     """
 
     name: str
     dims: Shape
     time: int | None = 0
-    row: int | None = None
+    row: int | str | None = None
 
     @property
     def shape(self) -> Shape:
@@ -228,6 +229,29 @@ class Call(Expr):
     @property
     def children(self) -> tuple[Expr, ...]:
         return self.args
+
+
+@dataclass(frozen=True, slots=True)
+class Iterate(Expr):
+    """``count`` substeps of a state within one token: x := start, then count times x := body.
+
+    In ``body`` (and nowhere else) ``Symbol(name, shape, 0)`` is x, and a row named ``index`` is that of the
+    substep; ``start`` and ``count`` (a number or a const) know neither.
+    """
+
+    name: str
+    index: str
+    count: Expr
+    start: Expr
+    body: Expr
+
+    @property
+    def shape(self) -> Shape:
+        return self.start.shape
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return (self.count, self.start, self.body)
 
 
 ZERO = Number(Fraction(0))
@@ -449,6 +473,12 @@ def call(function: str, args: Iterable[Expr]) -> Expr:
     if function in REDUCTIONS and (shape == SCALAR or shape[1] != 1):
         raise ShapeError(f"{function} takes a vector, got {show_shape(shape)}", (0,))
     return Call(function, given)
+
+
+def iterate(name: str, index: str, count: Expr, start: Expr, body: Expr) -> Expr:
+    if start.shape != body.shape:
+        raise ShapeError(f"a substep makes {show_shape(body.shape)} of {show_shape(start.shape)}", (1, 2))
+    return Iterate(name, index, count, start, body)
 
 
 def is_square(shape: Shape) -> bool:

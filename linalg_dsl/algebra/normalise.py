@@ -80,7 +80,7 @@ class Normaliser:
         """The factors of a scalar, a column or a row."""
         if is_matrix(expr.shape) or any(is_small(d) for d in expr.shape):
             raise DslError.single(
-                "E953", f"a matrix {show_shape(expr.shape)} in this place is not supported yet", expr.span
+                "E953", f"a matrix {show_shape(expr.shape)} in this place has no chunk form", expr.span
             )
         if not expr.is_scalar and expr.shape[0] == 1:
             return self.factors(flip(expr))
@@ -190,7 +190,7 @@ class Normaliser:
                     return [(_closed_word(self.pick(arg, i)), i)]
                 case _:
                     raise DslError.single(
-                        "E953", f"a matrix {show_shape(matrix.shape)} is not supported yet", matrix.span
+                        "E953", f"a matrix {show_shape(matrix.shape)} has no chunk form", matrix.span
                     )
         if is_small(rows):
             if i is None:
@@ -230,7 +230,7 @@ class Normaliser:
                     raise DslError.single(
                         "E959",
                         f"this vector has the same number in every element: {show_shape(matrix.shape)} of "
-                        "a scalar is not supported yet",
+                        "a scalar has no chunk form",
                         matrix.span or word.span,
                     )
             if cols == 1:
@@ -248,9 +248,10 @@ class Normaliser:
             else:
                 raise DslError.single(
                     "E953",
-                    f"a dense matrix {show_shape(matrix.shape)} is not supported yet",
+                    f"the matrix {_name(matrix)}{show_shape(matrix.shape)} is dense: a chunk form needs one "
+                    "of diagonal matrices and outer products",
                     matrix.span or word.span,
-                    "diagonal matrices and outer products of vectors are",
+                    "a product with a dense matrix costs a matrix product per token",
                 )
         if scale.coefficient == 0:
             return Piece(Factors(Fraction(0)))
@@ -293,7 +294,7 @@ class Normaliser:
                 powers = [call("exp", (add((e, negate(top))),)) for e in entries]
                 return divide(powers[j], add(powers))
             case _:
-                raise DslError.single("E953", "a row of this matrix is not supported yet", expr.span)
+                raise DslError.single("E953", "a row of this matrix has no chunk form", expr.span)
 
     def _pick_product(self, factors: tuple[Expr, ...], j: int) -> Expr:
         scalars, (first, *rest) = split_inner_products(factors)
@@ -305,6 +306,10 @@ class Normaliser:
         if not rest:
             return mul((*scalars, picked))
         return mul((*scalars, transpose(mul((transpose(picked), *rest)))))
+
+
+def _name(expr: Expr) -> str:
+    return f"{expr.name} " if isinstance(expr, Symbol) else ""
 
 
 def flip(expr: Expr) -> Expr:

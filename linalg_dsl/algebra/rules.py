@@ -173,7 +173,7 @@ def distribute_product(expr: Product, opened: Opened) -> tuple[Word, ...]:
         raise DslError.single(
             "E952",
             "a scalar that is read from the state multiplies something else: that is low rank on both "
-            "sides, has no chunk form, and is not supported yet",
+            "sides, which has no chunk form",
             read.span or expr.span,
         )
     spread = []
@@ -183,7 +183,7 @@ def distribute_product(expr: Product, opened: Opened) -> tuple[Word, ...]:
     count = math.prod(len(s) for s in spread)
     if count > MOST_WORDS:
         raise DslError.single(
-            "E955", f"this product spreads to {count} terms; at most {MOST_WORDS} are supported", expr.span
+            "E955", f"this product spreads to {count} terms; a chunk form has at most {MOST_WORDS}", expr.span
         )
     words: tuple[Word, ...] = (Word(span=expr.span),)
     for choices in spread:
@@ -241,7 +241,7 @@ def _distribute_sum(expr: Expr, terms: tuple[Expr, ...], opened: Opened) -> tupl
     if scalar is not None:
         raise DslError.single(
             "E959",
-            f"a scalar is added to every element of {show_shape(expr.shape)}; that is not supported yet",
+            f"a scalar is added to every element of {show_shape(expr.shape)}, which has no chunk form",
             scalar.span or expr.span,
             "write the vector that you want to add",
         )
@@ -280,7 +280,7 @@ def _outer_parts(word: Word, whole: Expr) -> tuple[Word, Expr, Expr]:
         case _:
             raise DslError.single(
                 "E959",
-                "an elementwise product of matrices is supported only with an outer product x yᵀ",
+                "an elementwise product of matrices has a chunk form only with an outer product x yᵀ",
                 word.span or whole.span,
             )
 
@@ -289,7 +289,7 @@ def _distribute_quotient(expr: Expr, top: Expr, bottom: Expr, opened: Opened) ->
     if opened(bottom):
         raise DslError.single(
             "E957",
-            "a division by something that reads the state is not supported yet",
+            "a division by something that reads the state is nonlinear in it, which has no chunk form",
             bottom.span or expr.span,
         )
     words = distribute(top, opened)
@@ -309,7 +309,5 @@ def _nonlinear(expr: Expr, opened: Opened) -> DslError:
         Hadamard: "an elementwise product with",
     }.get(type(expr), "this use of")  # fmt: skip
     if opened(expr):
-        return DslError.single("E957", f"{kind} the state is not supported yet", expr.span)
-    return DslError.single(
-        "E959", f"{kind} a matrix {show_shape(expr.shape)} is not supported yet", expr.span
-    )
+        return DslError.single("E957", f"{kind} the state has no chunk form", expr.span)
+    return DslError.single("E959", f"{kind} a matrix {show_shape(expr.shape)} has no chunk form", expr.span)

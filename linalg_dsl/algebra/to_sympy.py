@@ -98,6 +98,14 @@ def _functions() -> SimpleNamespace:
         def fdiff(self, argindex: int = 1) -> Any:
             return sympy.S.Zero
 
+    class side(Elementwise):
+        def fdiff(self, argindex: int = 1) -> Any:
+            return sympy.S.Zero
+
+    class log_size(Elementwise):
+        def fdiff(self, argindex: int = 1) -> Any:
+            return 1 / self.args[0]
+
     class heaviside(Elementwise):
         def fdiff(self, argindex: int = 1) -> Any:
             return sympy.S.Zero
@@ -105,7 +113,7 @@ def _functions() -> SimpleNamespace:
     class minimum(sympy.Function):  # type: ignore[misc]
         nargs = 2
 
-    custom = [sigmoid, softplus, logsigmoid, tanh, silu, relu, elu, abs, sign, heaviside]
+    custom = [sigmoid, softplus, logsigmoid, tanh, silu, relu, elu, abs, sign, side, log_size, heaviside]
     return SimpleNamespace(
         sympy=sympy,
         minimum=minimum,

@@ -13,6 +13,7 @@ from linalg_dsl.algebra.expr import (
     Expr,
     Hadamard,
     Identity,
+    Iterate,
     Number,
     Power,
     Product,
@@ -25,6 +26,7 @@ from linalg_dsl.algebra.expr import (
     diag,
     divide,
     hadamard,
+    iterate,
     mul,
     power,
     transpose,
@@ -54,6 +56,8 @@ def rebuild(expr: Expr, children: Sequence[Expr]) -> Expr:
             made = diag(children[0])
         case Call(function, _):
             made = call(function, children)
+        case Iterate(name, index):
+            made = iterate(name, index, *children)
         case _:
             raise InternalError(f"unknown expression {type(expr).__name__}")
     return made if made.span is not None else with_span(made, expr.span)
@@ -91,6 +95,8 @@ def commutative_key(expr: Expr) -> str:
         case _:
             parts = [commutative_key(c) for c in expr.children]
     name = expr.function if isinstance(expr, Call) else type(expr).__name__
+    if isinstance(expr, Iterate):
+        name += f" {expr.name} {expr.index}"
     return f"{name}({', '.join(parts)})"
 
 

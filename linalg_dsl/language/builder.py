@@ -7,7 +7,8 @@
 
 The function receives S_{t-1}. What it returns first is S_t: wherever the output uses that very
 object, it reads S_t, and wherever it uses the argument, it reads S_{t-1}. Values, not source text, are
-looked at, so the function may live in a notebook, be generated, or call others.
+looked at, so the function may live in a notebook, be generated, or call others. Further states are
+parameters annotated with ``State(...)`` and are returned in the order of parameters, before the output.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from linalg_dsl.language.kinds import (
     K,
     Kind,
     LogGate,
+    Matrix,
     Param,
     Scalar,
     Scalars,
@@ -64,14 +66,15 @@ from linalg_dsl.language.mistakes import Mistakes
 from linalg_dsl.language.names import is_name
 from linalg_dsl.language.resolve import resolve
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.language.terms import DEEPEST
+from linalg_dsl.language.substeps import LOOPS, Traversal
 from linalg_dsl.language.tracing import Traced, lift, whole_function
+from linalg_dsl.language.updates import Updates
 from linalg_dsl.source import Span
 
 __all__ = [
-    "Gate", "I", "K", "LogGate", "Param", "PythonRecurrence", "Scalar", "Scalars", "State", "V", "Vectors",
-    "abs", "clamp", "diag", "dot", "elu", "exp", "l2norm", "log", "logsigmoid", "max", "min", "outer",
-    "prev", "recurrence", "relu", "rsqrt", "sigmoid", "sign", "silu", "softmax", "softplus", "sqrt",
+    "Gate", "I", "K", "LogGate", "Matrix", "Param", "PythonRecurrence", "Scalar", "Scalars", "State", "V",
+    "Vectors", "abs", "clamp", "diag", "dot", "elu", "exp", "l2norm", "log", "logsigmoid", "max", "min",
+    "outer", "prev", "recurrence", "relu", "rsqrt", "sigmoid", "sign", "silu", "softmax", "softplus", "sqrt",
     "substeps", "sum", "tanh",
 ]  # fmt: skip
 
@@ -95,7 +98,10 @@ class PythonRecurrence:
 
 
 def recurrence(function: Callable[..., Any]) -> PythonRecurrence:
-    """Makes a recurrence of a function ``f(S, inputs...) -> (S, output)`` on symbols."""
+    """Makes a recurrence of a function ``f(S, inputs...) -> (S, output)`` on symbols.
+
+    With further states, ``f(S, n: State(K), inputs...) -> (S, n, output)``.
+    """
     if not callable(function):
         raise TypeError(f"recurrence takes a function, got {type(function).__name__}")
     return PythonRecurrence(function)
@@ -125,7 +131,13 @@ class _Tracer:
         self.mistakes.raise_if_any()
         positional = [self.symbols[p.name] for p in parameters if p.kind is not p.KEYWORD_ONLY]
         by_name = {p.name: self.symbols[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
-        self.equations(self.function(*positional, **by_name))
+        loops: list[Traversal] = []
+        token = LOOPS.set(loops)
+        try:
+            returned = self.function(*positional, **by_name)
+        finally:
+            LOOPS.reset(token)
+        self.equations(returned, loops)
         doc = inspect.getdoc(self.function) or ""
         return resolve(syn.Document(name, tuple(self.statements), doc, self.span), self.mistakes)
 
@@ -182,7 +194,7 @@ class _Tracer:
         )
         self.symbols[name] = Traced(syn.Ref(name, syn.Index(0) if kind.timed else None))
 
-    def equations(self, returned: Any) -> None:
+    def equations(self, returned: Any, loops: list[Traversal]) -> None:
         """The updates and the output from what the function returned."""
         wanted = len(self.states) + 1
         if not isinstance(returned, tuple) or len(returned) != wanted:
@@ -194,24 +206,14 @@ class _Tracer:
             if node is None:
                 raise DslError.single("E410", f"returns {type(value).__name__}, not a symbol", self.span)
         *updates, output = [n for n in nodes if n is not None]
-        for name, node in zip(self.states, updates, strict=True):
-            self.statements.append(syn.Assign(name, syn.Index(0), node, node.span or self.span))
-        present = {id(n): name for name, n in zip(self.states, updates, strict=True)}
+        for loop in loops:
+            if loop.is_open:
+                hint = "its body may not leave it by `break` or `return`"
+                raise DslError.single("E903", "a loop of substeps that does not end", loop.span, hint)
+        index = next(n for n in ("j", "i", "l", *(f"j{i}" for i in range(1000))) if n not in self.symbols)
+        present = Updates(dict(zip(self.states, updates, strict=True)), loops, index)
+        self.statements += present.statements()
         target = next(n for n in ("o", "y", "out", "output_value") if n not in self.symbols)
         self.statements.append(syn.OutputDecl(target, self.span))
-        read = _present(output, present) if output.depth <= DEEPEST else output
+        read = present.output(output)
         self.statements.append(syn.Assign(target, syn.Index(0), read, output.span or self.span))
-
-
-def _present(node: syn.Node, states: dict[int, str]) -> syn.Node:
-    """The output with the returned states, told by identity, as S_t."""
-    done: dict[int, syn.Node] = {}
-
-    def walk(one: syn.Node) -> syn.Node:
-        if id(one) in states:
-            return syn.Ref(states[id(one)], syn.Index(0), one.span)
-        if id(one) not in done:
-            done[id(one)] = syn.rebuild(one, walk)
-        return done[id(one)]
-
-    return walk(node)

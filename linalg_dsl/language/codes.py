@@ -59,7 +59,7 @@ EXPLANATIONS: dict[str, str] = {
     "E306": """A quotient needs a scalar below the line, or two operands of one shape; a power needs a
     scalar exponent and a base that is no square matrix.""",
     "E307": """`_{t,j}` picks a row of an [n, K] or [n, V] input, or an entry of an [n] one; rows are
-    counted from 1 to n in text, and from 0 in Python.""",
+    counted from 1 to n in text, and from 0 in Python. In a loop `for j in 1..m:`, m is at most n.""",
     "E308": """The right-hand side does not have the shape of what is assigned: a state keeps its declared
     shape (if nothing is declared, that of what is added to it, else [K, V]), the output is a column or a
     scalar, a const is a number.""",
@@ -68,8 +68,8 @@ EXPLANATIONS: dict[str, str] = {
     "E401": """The state after the update, `S_t`, is used where it is not known yet. The state that its own
     update reads is `S_{t-1}`; whatever uses `S_t`, the update of another state or the output, stands below
     the equation of `S_t`, so no two states may need each other's present.""",
-    "E402": """A binding is used above the equation that defines it. Equations are read from top to
-    bottom.""",
+    "E402": """A binding is used above the equation that defines it, or below the loop that it belongs to.
+    Equations are read from top to bottom.""",
     "E403": """There is no output. One equation gives `o_t`, or the name that an `output` line declares.""",
     "E404": """There is no state: nothing refers to its own value at the token before.""",
     "E405": """The update uses a matrix state nonlinearly: inside a function, below a fraction line, or
@@ -82,7 +82,8 @@ EXPLANATIONS: dict[str, str] = {
     "E408": """A recurrence may read the token and what came before, not what comes after.""",
     "E409": """A const is a number fixed at compile time: its value may use numbers, functions, K, V and
     consts declared above it.""",
-    "E410": """A function given to `recurrence` returns a tuple: the new state, then the output.""",
+    "E410": """A function given to `recurrence` returns a tuple: the new states in the order of its
+    parameters, then the output.""",
     "E411": """Each parameter of a function given to `recurrence` after the state has an annotation that
     says what it is, or a default value that makes it a const.""",
     "E412": """The function is run once on symbols to see what it computes. A symbol has no value, so it
@@ -91,9 +92,12 @@ EXPLANATIONS: dict[str, str] = {
     "E502": """A promise that its kind of input cannot keep or already has: `unit` belongs to vectors,
     a range to numbers of its kind.""",
     "E503": """The same kind of property is given twice.""",
-    "E902": """Shifts (an input or a binding at the token before, `k_{t-1}`) are not supported yet.""",
-    "E903": """Substeps (`for j in 1..n:`) are not supported yet. For a fixed small n, write the steps out
-    as a product of factors, with `k_{t,1}`, `k_{t,2}`.""",
+    "E902": """A shift goes one token back, `k_{t-1}`, and takes inputs, or bindings made of inputs at the
+    token. What depends on a state is carried to the next token as a state of its own. The planner says
+    this, too, of shifts that it cannot compile yet.""",
+    "E903": """Substeps that are not supported. A loop `for j in 1..n:` counts from 1; its indented body
+    holds equations: bindings, then one for the state, in which S_t is the state after the substep before.
+    Rows `k_{t,j}` belong to the substep. A loop updates one state and holds no other loop.""",
     # what the planner does not bring to a chunk form
     "E951": """The gate of the state is no product of one gate per axis, or an erase reads the state before
     the gate of the axis that it does not erase: every element, or every column, would need a recurrence of

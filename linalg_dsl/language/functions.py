@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from linalg_dsl.errors import DslError
 from linalg_dsl.language import syntax as syn
+from linalg_dsl.language.substeps import SubstepIndex, passes
+from linalg_dsl.language.terms import DEEPEST
 from linalg_dsl.language.tracing import Operand, Traced, apply, place
 
 
@@ -109,14 +110,34 @@ def softmax(x: Traced) -> Traced:
 
 
 def prev(x: Traced) -> Traced:
-    """x at the token before: ``prev(k)`` is k_{t-1}."""
-    node = x.node if isinstance(x, Traced) else None
-    if not isinstance(node, syn.Ref) or node.index is None:
-        raise DslError.single("E902", "prev takes an input by its name", place(), "write `prev(k)`")
-    return Traced(syn.Ref(node.name, syn.Index(node.index.time - 1, node.index.row), place()))
+    """x at the token before: ``prev(k)`` is k_{t-1}. x is made of inputs, not of states."""
+    if not isinstance(x, Traced):
+        raise TypeError(f"prev takes symbols, got {type(x).__name__}")
+    where = place()
+    done: dict[int, syn.Node] = {}
+
+    def walk(node: syn.Node) -> syn.Node:
+        if id(node) not in done:
+            match node:
+                case syn.Ref(name, syn.Index(time, row)):
+                    done[id(node)] = syn.Ref(name, syn.Index(time - 1, row), where)
+                case _:
+                    done[id(node)] = syn.rebuild(node, walk)
+        return done[id(node)]
+
+    return Traced(walk(x.node) if x.node.depth <= DEEPEST else x.node)
 
 
-def substeps(count: str | int) -> Iterator[int]:
-    """The substeps of one token: ``for j in substeps("n")``."""
-    hint = "for a fixed small n write the steps out, with rows k[0], k[1]"
-    raise DslError.single("E903", f"substeps({count!r}) are not supported yet", place(), hint)
+def substeps(count: str | int | Traced) -> Iterator[SubstepIndex]:
+    """The substeps of one token, ``for j in substeps("n")``: n is a number or a const.
+
+    The body makes the state from the state before; ``k[j]`` is the row of the substep. It is run on
+    symbols, twice, however many substeps there are.
+    """
+    where = place()
+    match count:
+        case Traced(node=syn.Ref(name, None)):
+            return passes(name, where)
+        case str() | int() if not isinstance(count, bool):
+            return passes(count, where)
+    raise TypeError(f"substeps takes a number or the name of a const, got {count!r}")

@@ -121,8 +121,9 @@ def infer(
         if not partly:
             return {n: finished(guesses[n]) for n, shape in states.items() if shape is None}
         # matrices first: what vectors read from them then has a shape
-        chosen = min(partly, key=lambda n: (1 in (guesses[n].rows, guesses[n].cols), guesses[n].is_open))
-        fixed[chosen] = finished(guesses[chosen])
+        rank = {n: (1 in (guesses[n].rows, guesses[n].cols), guesses[n].is_open) for n in partly}
+        first = min(rank.values())
+        fixed |= {n: finished(guesses[n]) for n in partly if rank[n] == first}
 
 
 def _settle(
@@ -134,13 +135,18 @@ def _settle(
     """Guesses for all names that no further pass changes."""
     guesses = dict.fromkeys(states, OPEN)
     guesses |= {name: Guess(*shape, states[name] is not None) for name, shape in fixed.items()}
-    for _ in range(2 * len(states) + 1):
+    for _ in range(len(states) + 2):
         before = dict(guesses)
         one_pass = _Pass(guesses, shape_of)
+        met: set[str] = set()
         for name, node in equations:
             guess = one_pass.of(node)
-            if name not in fixed:
-                guesses[name] = guess.unsure() if name in states else guess
+            if name in fixed:
+                continue
+            if name in met:  # a state with substeps has several equations
+                guess = alike([guesses[name], guess])
+            met.add(name)
+            guesses[name] = guess.unsure() if name in states else guess
         if guesses == before:
             break
     return guesses
@@ -215,6 +221,8 @@ def shown_by(update: Expr, state: str) -> Shape:
                 return call("diag", [of(arg)])
             case ex.Call(function, args):
                 return call(function, [of(a) for a in args])
+            case ex.Iterate(_, _, _, start, body):
+                return alike([of(start), of(body)])
             case _:
                 return known(expr.shape)
 

@@ -28,6 +28,10 @@ class Kind:
         """Promises vectors of norm at most 1."""
         return replace(self, has_unit=True)
 
+    def within(self, low: float | None = None, high: float | None = None, closed: Closed = "neither") -> Kind:
+        """Promises a range of every element: ``Vectors("n", V).within(0, 1)``."""
+        return replace(self, range=_range(low, high, closed))
+
 
 class Dimension(Traced):
     """K or V: the size of an axis in expressions (``1 / sqrt(K)``), a vector as an annotation."""
@@ -41,6 +45,10 @@ class Dimension(Traced):
     @property
     def unit(self) -> Kind:
         return Kind((self.name,)).unit
+
+    def within(self, low: float | None = None, high: float | None = None, closed: Closed = "neither") -> Kind:
+        """A vector with a range promised of every element: ``V.within(0)`` is positive."""
+        return Kind((self.name,)).within(low, high, closed)
 
     def __repr__(self) -> str:
         return self.name
@@ -66,7 +74,8 @@ class _ScalarKind(Kind):
 
 
 class _GateKind(Kind):
-    """``LogGate``, ``LogGate(K)``, ``LogGate(K, high=2.0)``; ``Gate`` alike, in linear space."""
+    """``LogGate``, ``LogGate(K)``, ``LogGate(K, V)``, ``LogGate("n", high=2.0)``; ``Gate`` alike, in linear
+    space: ``Gate(low=-1, high=1, closed="neither")`` has either sign."""
 
     __slots__ = ()
 
@@ -97,6 +106,11 @@ def Vectors(count: str | int, dim: Dimension | str) -> Kind:
 def Scalars(count: str | int) -> Kind:
     """``count`` numbers per token: ``[n]``."""
     return Kind(_dims((count,)))
+
+
+def Matrix(rows: Dimension | str, columns: Dimension | str) -> Kind:
+    """A matrix per token: ``Matrix(K, K)``, ``Matrix(V, V)`` or ``Matrix(K, V)``."""
+    return Kind(_dims((rows, columns)))
 
 
 def Param(kind: Kind | Dimension | None = None) -> Kind:

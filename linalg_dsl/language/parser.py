@@ -74,26 +74,30 @@ class _Reader(TreeReader):
         lines = cut(self.source, self.mistakes)
         name, name_span = "", None
         statements: list[syn.Statement] = []
-        loop: tuple[Line, syn.Loop] | None = None
+        within = -1
+        """The indent of the loop that is open."""
         for line in lines:
             found = self.statement(line)
-            if loop and line.indent <= loop[0].indent:
-                loop = None
+            if line.indent <= within:
+                within = -1
             for one in found:
-                match one:
-                    case syn.Document():
-                        if name:
-                            self.refuse(
-                                "E205", "a second `recurrence` line", one.span, "one text, one recurrence"
-                            )
-                        name, name_span = one.name, one.span
-                    case syn.Loop() if loop is None:
-                        loop = (line, one)
-                        statements.append(one)
-                    case syn.Assign() if loop is not None:
-                        pass  # its syntax is checked; loops are refused as a whole by resolve
-                    case _:
-                        statements.append(one)
+                if isinstance(one, syn.Document):
+                    if name:
+                        self.refuse(
+                            "E205", "a second `recurrence` line", one.span, "one text, one recurrence"
+                        )
+                    name, name_span = one.name, one.span
+                elif within < 0:
+                    statements.append(one)
+                elif isinstance(one, syn.Assign):
+                    loop = statements[-1]
+                    assert isinstance(loop, syn.Loop)
+                    statements[-1] = replace(loop, body=(*loop.body, one))
+                else:
+                    what = "a loop" if isinstance(one, syn.Loop) else "a declaration"
+                    self.refuse("E903", f"{what} inside a loop", one.span, "a loop holds equations alone")
+            if line.keyword == "for" and found and within < 0:
+                within = line.indent
         whole = self.source.span(0, 0)
         doc = self._doc(lines)
         return syn.Document(name or "recurrence", tuple(statements), doc, name_span or whole)
@@ -122,16 +126,15 @@ class _Reader(TreeReader):
 
     # -- statements ---------------------------------------------------------------------------
     def loop(self, text: str, line: Line) -> syn.Loop:
+        """The head of a loop; after a mistake one that its body can stand in."""
         found = _LOOP.match(text.rstrip())
+        span = self.source.span(line.start, line.start + len(text.split("#")[0].rstrip()))
         if not found:
-            self.refuse(
-                "E101",
-                "a loop of substeps reads `for j in 1..n:`",
-                self.source.span(line.start, line.end),
-            )
-            raise Refused
-        variable, low, high = found.groups()
-        return syn.Loop(fold(variable), low, high, (), self.source.span(line.start, line.end))
+            self.refuse("E101", "a loop of substeps reads `for j in 1..n:`", span)
+            word = re.match(r"for\s+(\w+)", text)
+            return syn.Loop(fold(word[1]) if word else "j", 1, 1, (), span)
+        variable, low, high = (fold(word) for word in found.groups())
+        return syn.Loop(variable, _bound(low), _bound(high), (), span)
 
     def convert(self, tree: Tree[Token]) -> list[syn.Statement | syn.Document]:
         kids = cast("list[Any]", tree.children)
@@ -248,3 +251,7 @@ class _Reader(TreeReader):
             else:
                 out.append((fold(str(token)), span))
         return tuple(out)
+
+
+def _bound(word: str) -> int | str:
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 6 else word

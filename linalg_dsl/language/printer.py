@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 from linalg_dsl.algebra import expr as ex
 from linalg_dsl.algebra.expr import Expr
-from linalg_dsl.algebra.traverse import symbols
+from linalg_dsl.algebra.traverse import symbols, transform
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language.inference import shown_by
 from linalg_dsl.language.spec import Equation, Input, Interval, RecurrenceSpec, State
@@ -50,6 +51,9 @@ def _show(expr: Expr) -> tuple[str, int]:
             return f"diag({show_expr(arg)})", _ATOM
         case ex.Call(function, args):
             return f"{function}({', '.join(show_expr(a) for a in args)})", _ATOM
+        case ex.Iterate(name, index, count, start, body):
+            before, step = f"{name}_t = {show_expr(start)}", f"{name}_t = {show_expr(body)}"
+            return f"[{before}; for {index} in 1..{show_expr(count)}: {step}]", _ATOM
         case _:
             raise InternalError(f"no text for {type(expr).__name__}")
 
@@ -131,7 +135,8 @@ def _symbol(symbol: ex.Symbol) -> str:
         return symbol.name
     time = "t" if symbol.time == 0 else f"t{symbol.time:+d}"
     if symbol.row is not None:
-        return f"{symbol.name}_{{{time},{symbol.row + 1}}}"
+        row = symbol.row if isinstance(symbol.row, str) else symbol.row + 1
+        return f"{symbol.name}_{{{time},{row}}}"
     return f"{symbol.name}_t" if time == "t" else f"{symbol.name}_{{{time}}}"
 
 
@@ -147,8 +152,35 @@ def show_spec(spec: RecurrenceSpec) -> str:
     lines += [f"output {o.target}" for o in spec.outputs if o.target != "o"]
     lines.append("")
     written = spec.written or (*_feeding_order(spec), *spec.outputs)
-    lines += [f"{e.target}_t = {show_expr(e.value)}" for e in written]
+    index = _index(spec)
+    for equation in written:
+        lines += _equation(equation.target, equation.value, index)
     return "\n".join(lines) + "\n"
+
+
+def _index(spec: RecurrenceSpec) -> str:
+    """A name for the index of loops that nothing else has."""
+    taken = {*(i.name for i in spec.inputs), *(c.name for c in spec.consts), *(s.name for s in spec.states)}
+    taken |= {e.target for e in (*spec.written, *spec.outputs)}
+    return next(n for n in ("j", "i", "l", "m", *(f"j{i}" for i in range(1000))) if n not in taken)
+
+
+def _equation(target: str, value: Expr, index: str) -> list[str]:
+    """An equation as lines; a loop has its start above and its substep below."""
+    if not isinstance(value, ex.Iterate):
+        return [f"{target}_t = {show_expr(value)}"]
+    lines = [] if _is_past(value.start, target) else _equation(target, value.start, index)
+
+    def renamed(node: Expr) -> Expr:
+        is_row = isinstance(node, ex.Symbol) and node.row == value.index
+        return replace(node, row=index) if is_row else node  # type: ignore[call-arg]
+
+    step = show_expr(transform(value.body, renamed))
+    return [*lines, f"for {index} in 1..{show_expr(value.count)}:", f"    {target}_t = {step}"]
+
+
+def _is_past(expr: Expr, state: str) -> bool:
+    return isinstance(expr, ex.Symbol) and (expr.name, expr.time) == (state, -1)
 
 
 def _feeding_order(spec: RecurrenceSpec) -> list[Equation]:
@@ -156,7 +188,7 @@ def _feeding_order(spec: RecurrenceSpec) -> list[Equation]:
     left, placed = list(spec.updates), list[Equation]()
     while left:
         waiting = {e.target for e in left}
-        ready = next((e for e in left if not _present(e.value) & waiting), None)
+        ready = next((e for e in left if not _present(e.value) & (waiting - {e.target})), None)
         if ready is None:
             raise InternalError(f"{spec.name}: states need each other's present")
         left.remove(ready)

@@ -14,6 +14,15 @@ from linalg_dsl.language.values import Value
 from linalg_dsl.source import Span
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The loop around the equation in hand: its index, the state it updates, its declared count."""
+
+    index: str
+    state: str
+    count: int
+
+
 @dataclass(slots=True)
 class Scope:
     """The names that the equation in hand may use, and how."""
@@ -27,8 +36,13 @@ class Scope:
     """Bindings above the equation in hand, with what is known of their expansion."""
     target: str = ""
     """What the equation in hand defines."""
+    running: Running | None = None
+    ended: set[str] = field(default_factory=set)
+    """Bindings of loops that lie above."""
     updated: set[str] = field(default_factory=set)
     """States and other names whose equations stand above."""
+    _present: dict[str, set[str]] = field(default_factory=dict)
+    """What every equation reads at t; filled when it is first asked for."""
 
     def add(
         self,
@@ -76,22 +90,25 @@ class Scope:
                 return self.binding_at(ref, entry, index)
 
     def input_at(self, ref: syn.Ref, entry: Entry, index: syn.Index) -> Value | None:
-        if index.time < 0:
-            hint = f"pass the shifted tensor as an input of its own, such as `{ref.name}_prev`"
-            self.add("E902", f"the shift `{show_ref(ref)}` is not supported yet", ref.span, hint)
+        if index.time < -1:
+            self.too_far(ref)
             return None
         if entry.shape is None:
             return None
         if index.row is None:
-            return Value(ex.Symbol(ref.name, entry.shape))
+            return Value(ex.Symbol(ref.name, entry.shape, index.time), is_shifted=index.time < 0)
         row = self.row(ref, entry, index.row)
         if row is None:
             return None
         shape = (entry.dims[1], 1) if len(entry.dims) == 2 else ex.SCALAR
-        return Value(ex.Symbol(ref.name, shape, 0, row))
+        return Value(ex.Symbol(ref.name, shape, index.time, row), is_shifted=index.time < 0)
 
-    def row(self, ref: syn.Ref, entry: Entry, row: int | str) -> int | None:
-        """The row counted from 0."""
+    def too_far(self, ref: syn.Ref) -> None:
+        hint = f"write `{ref.name}_{{t-1}}`, or pass the shifted tensor as an input of its own"
+        self.add("E902", f"`{show_ref(ref)}`: only one step back is supported", ref.span, hint)
+
+    def row(self, ref: syn.Ref, entry: Entry, row: int | str) -> int | str | None:
+        """The row counted from 0, or the index of the loop around."""
         if not entry.dims or entry.dims[0] in DIMENSIONS:
             self.add("E307", f"`{ref.name}` has no rows", ref.span, f"write `{ref.name}_t`",
                      (("declared here", entry.span),))  # fmt: skip
@@ -99,10 +116,17 @@ class Scope:
         count = entry.dims[0]
         rows = count if isinstance(count, int) else self.names.counts[count]
         if isinstance(row, str):
+            if self.running and row == self.running.index:
+                if self.running.count <= rows:
+                    return syn.INDEX
+                message = f"the loop has {self.running.count} substeps, `{ref.name}` {rows} rows"
+                self.add("E307", message, ref.span, None, (("declared here", entry.span),))
+                return None
             if row not in self.names.counts:
-                known = {loop.variable for loop in self.loops}
-                if row not in known:
-                    self.add("E307", f"`{row}` is no row", ref.span, f"a number from 1 to {rows}, or a const")
+                if any(m.code == "E903" for m in self.mistakes.found):
+                    return None  # the index of a loop that is refused
+                hint = f"a number from 1 to {rows}, a const, or the index of the loop around"
+                self.add("E307", f"`{row}` is no row", ref.span, hint)
                 return None
             row = self.names.counts[row]
         if not 1 <= row <= rows:
@@ -117,14 +141,11 @@ class Scope:
             self.add("E307", f"the state `{name}` has no rows to pick", ref.span)
             return None
         if index.time < -1:
-            self.add(
-                "E902",
-                f"`{show_ref(ref)}`: only one step back is supported",
-                ref.span,
-                f"write `{name}_{{t-1}}`",
-            )
+            self.add("E902", f"`{show_ref(ref)}`: only one step back is supported", ref.span,
+                     f"write `{name}_{{t-1}}`")  # fmt: skip
             return None
-        if index.time == 0 and name not in self.updated and not self.loops:
+        is_running = self.running is not None and self.running.state == name
+        if index.time == 0 and name not in self.updated and not is_running:
             hint = self.order_hint(name)
             if ref.span and re.match(r"\s?[-\u2212]\s?1\b", ref.span.text[ref.span.end :]):
                 hint = f"an index of several signs stands in braces: `{name}_{{t-1}}`"
@@ -137,6 +158,10 @@ class Scope:
     def order_hint(self, name: str) -> str:
         """What to do about a state's present that is not known in the equation in hand."""
         here = self.target
+        if self.mistakes.full:
+            return ""
+        if any(name == a.name for loop in self.loops for a in loop.body) and here != name:
+            return f"`{name}_t` is known below its loop"
         if here == name or all(a.name != name for a in self.assigns):
             return f"the state before the update is `{name}_{{t-1}}`"
         if here in self.needed_by(name):
@@ -148,22 +173,22 @@ class Scope:
 
     def needed_by(self, name: str) -> set[str]:
         """The names whose present that of a name needs, straight or through others."""
-        reads: dict[str, set[str]] = {}
-        for assign in self.assigns:
-            present = {r.name for r in syn.refs(assign.value) if r.index and r.index.time == 0}
-            reads.setdefault(assign.name, set()).update(present)
+        if not self._present:
+            for assign in self.assigns:
+                present = {r.name for r in syn.refs(assign.value) if r.index and r.index.time == 0}
+                self._present.setdefault(assign.name, set()).update(present)
         todo, seen = [name], set[str]()
         while todo:
-            for other in reads.get(todo.pop(), ()):
+            for other in self._present.get(todo.pop(), ()):
                 if other not in seen:
                     seen.add(other)
                     todo.append(other)
         return seen
 
     def binding_at(self, ref: syn.Ref, entry: Entry, index: syn.Index) -> Value | None:
-        if index.time < 0:
-            hint = "declare the shifted tensor as an input of its own"
-            self.add("E902", f"the shift `{show_ref(ref)}` of a binding is not supported yet", ref.span, hint)
+        if ref.name in self.ended:
+            message = f"`{ref.name}_t` is defined inside a loop and ends with it"
+            self.add("E402", message, ref.span, None, (("defined here", entry.span),))
             return None
         if index.row is not None:
             self.add("E307", f"`{ref.name}` has no rows", ref.span, "only [n, K], [n, V] and [n] inputs have")
@@ -171,19 +196,38 @@ class Scope:
         if entry.shape is None:
             return None
         known = self.values.get(ref.name)
-        symbol = ex.Symbol(ref.name, entry.shape)
-        return replace(known, expr=symbol) if known else Value(symbol)
+        symbol = ex.Symbol(ref.name, entry.shape, index.time)
+        if index.time < 0 and not self.may_be_shifted(ref, known):
+            return None
+        return replace(known, expr=symbol, is_shifted=index.time < 0) if known else Value(symbol)
+
+    def may_be_shifted(self, ref: syn.Ref, known: Value | None) -> bool:
+        """Whether ``x_{t-1}`` of a binding is made of inputs at t - 1 alone."""
+        if ref.index is not None and ref.index.time < -1:
+            self.too_far(ref)
+            return False
+        if known is None:
+            if not self.mistakes.found:
+                self.add("E902", f"the output `{show_ref(ref)}` cannot be shifted", ref.span)
+            return False
+        if known.states:
+            message = f"`{show_ref(ref)}` is a shift of what depends on the state `{min(known.states)}`"
+            hint = f"to carry it to the next token, declare it: `state {ref.name}`"
+            self.add("E902", message, ref.span, hint)
+            return False
+        if known.is_shifted:
+            self.add("E902", f"`{show_ref(ref)}` shifts what is shifted already", ref.span,
+                     "a recurrence reads t and t-1")  # fmt: skip
+            return False
+        return True
 
     # -- names that are not there -------------------------------------------------------------
     def missing(self, ref: syn.Ref) -> None:
         later = next((a for a in self.assigns if a.name == ref.name), None)
-        if later is not None and ref.index is not None and ref.index.time == 0:
+        if later is not None and ref.index is not None and ref.index.time <= 0:
             message = f"`{ref.name}_t` is used before it is defined"
             hint = "move its equation up"
             self.add("E402", message, ref.span, hint, (("defined here", later.span),))
-            return
-        if later is not None and ref.index is not None and ref.index.time < 0:
-            self.add("E902", f"the shift `{show_ref(ref)}` of a binding is not supported yet", ref.span)
             return
         self.unknown(ref)
 

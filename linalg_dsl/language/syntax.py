@@ -9,20 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import count
 from typing import Literal
 
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language.spec import Interval
 from linalg_dsl.source import Span
 
+_serials = count()
+
+
+def next_serial() -> int:
+    """A number larger than that of every node made so far."""
+    return next(_serials)
+
 
 class Node:
     """Base of the expression nodes; compared by identity, since a Python name may be bound twice."""
 
-    __slots__ = ("depth", "size", "span")
+    __slots__ = ("depth", "serial", "size", "span")
 
     def __init__(self, span: Span | None, children: tuple[Node, ...] = ()) -> None:
         self.span = span
+        self.serial = next_serial()
         self.depth: int = 1 + max((c.depth for c in children), default=0)
         self.size: int = 1 + sum(c.size for c in children)
 
@@ -42,6 +51,10 @@ class Index:
 
     time: int = 0
     row: int | str | None = None
+
+
+INDEX = "j"
+"""What the index of every loop is called inside a spec, whatever a text calls it."""
 
 
 class Ref(Node):
@@ -142,6 +155,21 @@ def children(node: Node) -> tuple[Node, ...]:
             return ()
         case _:
             raise InternalError(f"unknown syntax node {type(node).__name__}")
+
+
+def head(node: Node) -> tuple[object, ...]:
+    """What a node is apart from its children."""
+    match node:
+        case Num(value):
+            return (Num, value)
+        case Ref(name, index):
+            return (Ref, name, index)
+        case Chain(_, rest):
+            return (Chain, *(sign for sign, _ in rest))
+        case Apply(function, _):
+            return (Apply, function)
+        case _:
+            return (type(node),)
 
 
 def refs(node: Node) -> Iterator[Ref]:

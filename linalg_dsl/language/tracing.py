@@ -15,6 +15,7 @@ from linalg_dsl.algebra.expr import number
 from linalg_dsl.errors import DslError
 from linalg_dsl.language import syntax as syn
 from linalg_dsl.language.lines import Source
+from linalg_dsl.language.substeps import SubstepIndex
 from linalg_dsl.source import Span
 
 _OWN = __name__.rpartition(".")[0]
@@ -23,7 +24,8 @@ _OWN = __name__.rpartition(".")[0]
 
 class Traced:
     """An expression under construction. ``@`` is the matrix product; ``*`` scales, or is elementwise
-    between equal shapes; ``.T`` transposes; ``k[j]`` is row j (from 0) of an input ``Vectors(n, K)``.
+    between equal shapes; ``.T`` transposes; ``k[j]`` is row j (from 0, or of a substep) of an input
+    ``Vectors(n, K)``.
     """
 
     __slots__ = ("node",)
@@ -36,14 +38,18 @@ class Traced:
     def T(self) -> Traced:
         return Traced(syn.Transposed(self.node, place()))
 
-    def __getitem__(self, row: int) -> Traced:
+    def __getitem__(self, row: int | SubstepIndex) -> Traced:
         node = self.node
-        if not isinstance(node, syn.Ref) or node.index != syn.Index(0):
+        if not isinstance(node, syn.Ref) or node.index is None or node.index.row is not None:
             raise DslError.single("E307", "only inputs have rows to pick", place())
+        if isinstance(row, SubstepIndex):
+            if not row.loop.is_open:
+                raise DslError.single("E307", "the loop of this index has ended", place())
+            return Traced(syn.Ref(node.name, syn.Index(node.index.time, syn.INDEX), place()))
         if isinstance(row, bool) or not isinstance(row, int) or row < 0:
             hint = "rows are counted from 0: k[0], k[1]"
             raise DslError.single("E307", f"`{node.name}[{row!r}]` picks no row", place(), hint)
-        return Traced(syn.Ref(node.name, syn.Index(0, row + 1), place()))
+        return Traced(syn.Ref(node.name, syn.Index(node.index.time, row + 1), place()))
 
     def __neg__(self) -> Traced:
         return Traced(syn.Minus(self.node, place()))

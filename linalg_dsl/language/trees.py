@@ -114,7 +114,7 @@ class TreeReader:
             raise Refused
         sign, steps, row = found.groups()
         time = int(steps or 0) * (1 if sign == "+" else -1)
-        return syn.Index(time, int(row) if row and row.isdigit() and row.isascii() else row)
+        return syn.Index(time, int(row) if row and row.isdigit() and row.isascii() else row and fold(row))
 
     # -- expressions --------------------------------------------------------------------------
     def expr(self, tree: Any) -> syn.Node:

@@ -34,14 +34,15 @@ class Value:
     """An expression and what is known of it.
 
     ``unit``: a scalar that stands for a multiple of I of unknown size. ``states``: the states that it
-    depends on, at t or t-1. ``joined``: where they meet. ``depth`` and ``size`` count with all bindings
-    substituted.
+    depends on, at t or t-1. ``joined``: where they meet. ``is_shifted``: it holds an input of the token
+    before. ``depth`` and ``size`` count with all bindings substituted.
     """
 
     expr: Expr
     unit: bool = False
     states: frozenset[str] = frozenset()
     joined: Mapping[Pair, Joined] = field(default_factory=dict)
+    is_shifted: bool = False
     depth: int = 1
     size: int = 1
 
@@ -61,6 +62,7 @@ def join(out: Expr, parts: Sequence[Value], unit: bool = False) -> Value:
         unit,
         frozenset().union(*(p.states for p in parts)),
         joined,
+        any(p.is_shifted for p in parts),
         1 + max(p.depth for p in parts),
         1 + sum(p.size for p in parts),
     )

@@ -130,7 +130,20 @@ def _mask(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequen
 def _pairs_decay(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
     # the interval of a pair s = t is empty, so an inclusive read counts the pairs of a decayed one
     read = "exclusive" if _read_kind(b, node) == "exclusive" else "decayed"
-    return (b.span_sum(b.mul(node, _one(cotangents)), read),)
+    return (b.span_sum(_scaled(b, node, _one(cotangents)), read),)
+
+
+def _scaled(b: PlanBuilder, node: int, d: int) -> int:
+    """node d; where d = x y and node x is a value already, that times y."""
+    found = []
+    if b.nodes[d].op == "mul":
+        for x, y in (b.nodes[d].args, b.nodes[d].args[::-1]):
+            for pair in ((x, node), (node, x)):
+                if (product := b.find_product(*pair)) is not None:
+                    found.append((product, y))
+    if not found:
+        return b.mul(node, d)
+    return b.mul(*max(found))  # the score's own cotangent, which is wanted anyway
 
 
 def _from_start(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from linalg_dsl.algebra.expr import (
     SCALAR,
@@ -31,12 +31,12 @@ from linalg_dsl.algebra.expr import (
 from linalg_dsl.algebra.factors import Factors
 from linalg_dsl.algebra.normalise import Normaliser
 from linalg_dsl.algebra.traverse import symbols, walk
-from linalg_dsl.errors import DslError, InternalError
+from linalg_dsl.errors import DslError, InternalError, Mistake
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import Equation, RecurrenceSpec, State
 from linalg_dsl.planner.constants import Constants, find_constants
 from linalg_dsl.planner.decay import FoundDecay, take_decay
-from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence, Rewrite
+from linalg_dsl.planner.form import Axis, CanonicalRecurrence, Recurrence, Rewrite
 from linalg_dsl.planner.linear_map import RankOne, linear_map
 from linalg_dsl.planner.low_rank import LowRank, after_value_decay, merge_columns, read_decayed
 from linalg_dsl.planner.ops import OTHER
@@ -50,14 +50,71 @@ MOST_WRITES = 8
 def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None) -> CanonicalRecurrence:
     """Form (1) of a spec; ``consts`` are values that replace the declared ones.
 
-    Raises DslError on what has no such form or is not supported yet, ArgumentError on unknown consts.
+    Raises DslError on what has no such form, with every obstacle that was found, ArgumentError on unknown
+    consts.
     """
-    state = _one_state(spec)
+    _one_state(spec)
     constants = find_constants(spec, consts or {})
+    reader = _OutputReader(spec, constants)
+    try:
+        found = _read_update(spec, constants)
+    except DslError as err:
+        raise DslError([*err.mistakes, *reader.mistakes()]) from None
+    output, kept = reader.read(found.by_axis)
+    found.record.reads(spec.outputs[0], output)
+    used = _used_consts(spec, constants) - kept
+    made = Recurrence(
+        state=spec.states[0].name,
+        decay=found.decay.decay,
+        left=found.columns.left,
+        written=found.columns.written,
+        erase=found.columns.erase,
+        erase_read="decayed" if found.erases_decayed else "exclusive",
+        axis=found.axis,
+        value_decay=found.decay.value_decay,
+        sigma=found.columns.sigma,
+        reads=output.reads,
+        token_terms=output.token_terms,
+        output=spec.outputs[0].target,
+        span=spec.updates[0].span,
+    )
+    known = [Rewrite("const", name, _show_number(constants, name), "fixed at compile time") for name in used]
+    canonical = CanonicalRecurrence(
+        spec,
+        (made,),
+        (*sorted(known, key=lambda r: r.before), *found.record.rewrites),
+        tuple(sorted((name, float(constants.values[name])) for name in used)),
+    )
+    verify_canonical(canonical)
+    return canonical
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """An update in form (1)."""
+
+    axis: Axis
+    decay: FoundDecay
+    columns: LowRank
+    erases_decayed: bool
+    record: Record
+
+    @property
+    def by_axis(self) -> dict[str, Factors]:
+        """What a query along K, and one along V, must hold for a read of the decayed state."""
+        if not _decays(self.decay) and not self.decay.other:
+            return {}
+        factors = self.decay.factors
+        scalars = Factors(factors.coefficient, factors.scalars)
+        return {self.axis: factors, OTHER[self.axis]: scalars * Factors(vectors=self.decay.other)}
+
+
+def _read_update(spec: RecurrenceSpec, constants: Constants) -> _Update:
+    """Rules 2 to 5."""
+    update, state = spec.updates[0], spec.states[0]
     normaliser = Normaliser(constants.sizes)
-    update, outputs = spec.updates[0], spec.outputs
-    value = constants.substitute(update.value)
     with _placed(update):
+        value = constants.substitute(update.value)
         found = linear_map(value, state, normaliser)
         record = Record(state, found.axis)
         record.distribution(update, value, found)
@@ -71,34 +128,7 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
     columns = merge_columns(erases, found.writes)
     _check_size(columns, update, state)
     record.merge(erases, found.writes, columns)
-    with _placed(outputs[0]):
-        output, kept = _read_with_runtime_consts(spec, outputs[0], decay, found.axis, normaliser, constants)
-    record.reads(outputs[0], output)
-    used = _used_consts(spec, constants) - kept
-    made = Recurrence(
-        state=state.name,
-        decay=decay.decay,
-        left=columns.left,
-        written=columns.written,
-        erase=columns.erase,
-        erase_read="decayed" if decayed is not None else "exclusive",
-        axis=found.axis,
-        value_decay=decay.value_decay,
-        sigma=columns.sigma,
-        reads=output.reads,
-        token_terms=output.token_terms,
-        output=outputs[0].target,
-        span=update.span,
-    )
-    known = [Rewrite("const", name, _show_number(constants, name), "fixed at compile time") for name in used]
-    canonical = CanonicalRecurrence(
-        spec,
-        (made,),
-        (*sorted(known, key=lambda r: r.before), *record.rewrites),
-        tuple(sorted((name, float(constants.values[name])) for name in used)),
-    )
-    verify_canonical(canonical)
-    return canonical
+    return _Update(found.axis, decay, columns, decayed is not None, record)
 
 
 def classify(rec: Recurrence) -> str:
@@ -177,7 +207,8 @@ def _check_normal(expr: Expr, states: set[str], where: str) -> None:
             raise InternalError(f"{where}the state stands in {show_expr(expr)}")
 
 
-def _one_state(spec: RecurrenceSpec) -> State:
+def _one_state(spec: RecurrenceSpec) -> None:
+    """Raises DslError on a spec that is no single recurrence of a matrix state."""
     if len(spec.states) != 1:
         raise DslError.single(
             "E958", f"{spec.name} has {len(spec.states)} states; only one is supported yet",
@@ -191,6 +222,14 @@ def _one_state(spec: RecurrenceSpec) -> State:
             "supported yet",
             state.span or spec.updates[0].span,
         )
+    if spec.shifted:
+        shift = f"{spec.shifted[0].name}_{{t-1}}"
+        raise DslError.single(
+            "E902",
+            f"the shift {shift} is not supported yet",
+            spec.updates[0].span,
+            f"pass the shifted tensor as an input of its own, such as `{spec.shifted[0].name}_before`",
+        )
     if len(spec.outputs) != 1:
         raise DslError.single("E958", f"{spec.name} has several outputs; only one is supported yet")
     for axis in state.dims:
@@ -201,7 +240,6 @@ def _one_state(spec: RecurrenceSpec) -> State:
                 spec.updates[0].span,
                 f"declare an input or param [{axis}]",
             )
-    return state
 
 
 @contextmanager
@@ -214,36 +252,45 @@ def _placed(equation: Equation) -> Iterator[None]:
         raise DslError(replace(m, span=m.span or place) for m in err.mistakes) from None
 
 
-def _read_with_runtime_consts(
-    spec: RecurrenceSpec,
-    equation: Equation,
-    decay: FoundDecay,
-    axis: str,
-    normaliser: Normaliser,
-    constants: Constants,
-) -> tuple[Output, set[str]]:
-    """The output, with those consts kept as run-time numbers that only multiply reads and terms."""
-    in_update = {s.name for e in spec.updates for s in symbols(e.value)} | set(constants.sizes)
-    keep = {name for name in constants.values if name not in in_update}
-    names = {c.name for c in spec.consts} | {"K", "V"}
+class _OutputReader:
+    """Rule 6, with those consts kept as run-time numbers that only multiply reads and terms."""
 
-    def is_fixed(symbol: Symbol) -> bool:
-        return symbol.time is None and symbol.name in names
+    def __init__(self, spec: RecurrenceSpec, constants: Constants) -> None:
+        self.spec = spec
+        self.constants = constants
+        self.normaliser = Normaliser(constants.sizes)
+        self.fixed = {c.name for c in spec.consts} | {"K", "V"}
 
-    by_axis: dict[str, Factors] = {}
-    if _decays(decay) or decay.other:
-        scalars = Factors(decay.factors.coefficient, decay.factors.scalars)
-        by_axis[axis] = decay.factors
-        by_axis[OTHER[axis]] = scalars * Factors(vectors=decay.other)
-    while True:
-        value = constants.substitute(equation.value, keep)
-        output = read_output(
-            Equation(equation.target, value, equation.span), spec.states[0], by_axis, normaliser, is_fixed
-        )
-        inside = {s.name for e in output.inner for s in symbols(e)} & keep
-        if not inside:
-            return output, keep
-        keep -= inside
+    def read(self, decay: Mapping[str, Factors]) -> tuple[Output, set[str]]:
+        """The output, and which consts were kept; ``decay`` as ``read_output`` takes it."""
+        (equation,) = self.spec.outputs
+        in_update = {s.name for e in self.spec.updates for s in symbols(e.value)} | set(self.constants.sizes)
+        keep = {name for name in self.constants.values if name not in in_update}
+        with _placed(equation):
+            while True:
+                value = self.constants.substitute(equation.value, keep)
+                output = read_output(
+                    Equation(equation.target, value, equation.span),
+                    self.spec.states[0],
+                    decay,
+                    self.normaliser,
+                    self._is_fixed,
+                )
+                inside = {s.name for e in output.inner for s in symbols(e)} & keep
+                if not inside:
+                    return output, keep
+                keep -= inside
+
+    def mistakes(self) -> tuple[Mistake, ...]:
+        """What is wrong with the output, whatever the update is."""
+        try:
+            self.read({})
+        except DslError as err:
+            return err.mistakes
+        return ()
+
+    def _is_fixed(self, symbol: Symbol) -> bool:
+        return symbol.time is None and symbol.name in self.fixed
 
 
 def _used_consts(spec: RecurrenceSpec, constants: Constants) -> set[str]:
@@ -257,13 +304,13 @@ def _check_size(columns: LowRank, update: Equation, state: State) -> None:
     if len(columns.erase) > MOST_ERASES:
         raise DslError.single(
             "E955",
-            f"the update erases along {len(columns.erase)} vectors; only {MOST_ERASES} are supported yet",
+            f"the update erases along {len(columns.erase)} vectors; a chunk form has at most {MOST_ERASES}",
             update.span,
         )
     if len(columns.left) > MOST_WRITES:
         raise DslError.single(
             "E955",
-            f"the update writes along {len(columns.left)} vectors; only {MOST_WRITES} are supported yet",
+            f"the update writes along {len(columns.left)} vectors; a chunk form has at most {MOST_WRITES}",
             update.span,
         )
 

@@ -47,8 +47,10 @@ class _Derivation:
         self.scalar: int | None = None
         self.wide: dict[str, int] = {}
         self.signs: dict[str | None, int] = {}
-        self._take_decay(rec.decay, rec.axis, "w")
-        self._take_decay(rec.value_decay, OTHER[rec.axis], "w" if rec.decay.kind == "none" else "w_2")
+        spec = canonical.spec
+        declared = {i.name for i in spec.inputs} | {c.name for c in spec.consts}
+        self._take_decay(rec.decay, rec.axis, "w" if "w" not in declared else "log_decay")
+        self._take_decay(rec.value_decay, OTHER[rec.axis], "rho" if "rho" not in declared else "log_rho")
 
     def run(self) -> ChunkPlan:
         b, rec = self.b, self.rec

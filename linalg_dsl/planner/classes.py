@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from linalg_dsl.errors import DslError
+from linalg_dsl.errors import DslError, Mistake
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.canonical import canonicalise
 from linalg_dsl.planner.form import CanonicalRecurrence
@@ -24,5 +24,11 @@ def find_form(spec: RecurrenceSpec, consts: Mapping[str, float]) -> CanonicalRec
     except DslError as missing:
         if any(m.code not in NO_CHUNK_FORM for m in missing.mistakes):
             raise
-        reasons = tuple(m.message for m in missing.mistakes)
-        return step_form(spec, consts, reasons)
+        return step_form(spec, consts, tuple(map(_reason, missing.mistakes)))
+
+
+def _reason(mistake: Mistake) -> str:
+    """What is in the way, with the term as it was written."""
+    if mistake.span is None:
+        return mistake.message
+    return f"{mistake.message} (`{mistake.span.quoted()}`)"

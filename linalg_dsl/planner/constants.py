@@ -10,6 +10,7 @@ from fractions import Fraction
 from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
 from linalg_dsl.algebra.rules import is_small
 from linalg_dsl.algebra.traverse import symbols, transform
+from linalg_dsl.algebra.unroll import unroll
 from linalg_dsl.errors import ArgumentError, DslError
 from linalg_dsl.language.spec import RecurrenceSpec
 
@@ -41,7 +42,7 @@ class Constants:
     sizes: Mapping[str, int]
 
     def substitute(self, expr: Expr, keep: Collection[str] = ()) -> Expr:
-        """Puts numbers for the known consts, but for those to keep."""
+        """Puts numbers for the known consts, but for those to keep; writes out substeps."""
 
         def change(node: Expr) -> Expr:
             if isinstance(node, Symbol) and node.time is None and node.is_scalar and node.name not in keep:
@@ -53,7 +54,7 @@ class Constants:
             return node
 
         try:
-            return transform(expr, change)
+            return unroll(transform(expr, change), self.values)
         except ZeroDivisionError:
             raise DslError.single("E961", "with the given consts this divides by zero", expr.span) from None
 
@@ -97,15 +98,16 @@ def find_constants(spec: RecurrenceSpec, given: Mapping[str, float]) -> Constant
                     f"declare it, as in `const {dim} = 2`",
                 )
             sizes[dim] = int(size)
-    _check_rows(spec, sizes)
+    _check_rows(spec, sizes, values)
     return Constants(values, sizes)
 
 
-def _check_rows(spec: RecurrenceSpec, sizes: Mapping[str, int]) -> None:
+def _check_rows(spec: RecurrenceSpec, sizes: Mapping[str, int], values: Mapping[str, Fraction]) -> None:
     declared = {i.name: i.dims[0] for i in spec.inputs if i.dims}
-    for symbol in (s for e in (*spec.updates, *spec.outputs) for s in symbols(e.value)):
+    equations = [unroll(e.value, values) for e in (*spec.updates, *spec.outputs)]
+    for symbol in (s for value in equations for s in symbols(value)):
         dim = declared.get(symbol.name)
-        if symbol.row is None or dim is None:
+        if not isinstance(symbol.row, int) or dim is None:
             continue
         size = dim if isinstance(dim, int) else sizes[dim]
         if symbol.row >= size:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from linalg_dsl.algebra.expr import RESET, ZERO, Call, Expr, Number
-from linalg_dsl.algebra.factors import Factors, total
+from linalg_dsl.algebra.factors import UNIT, Factors, total
 from linalg_dsl.algebra.normalise import Normaliser
 from linalg_dsl.algebra.to_sympy import log_form
 from linalg_dsl.algebra.traverse import commutative_key
 from linalg_dsl.errors import DslError
+from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import Decay, DecayKind
 from linalg_dsl.planner.linear_map import DiagonalTerm
@@ -63,12 +64,20 @@ def _gather(
         found = normaliser.factors(total(along))
         own = Factors(found.coefficient, found.scalars, terms[0].factors.vectors)
         return own, found.vectors, span
+    shown = " + ".join(_shown(t) for t in terms)
     raise DslError.single(
         "E951",
-        "the gates on the two axes are added, so that every element has a gate of its own, which is no "
-        "product of one gate per axis: such a gate has no chunk form and is not supported yet",
+        f"the gate {shown} is no product of one gate per axis: every element has a gate of its own, which "
+        "has no chunk form",
         span,
     )
+
+
+def _shown(term: DiagonalTerm) -> str:
+    parts = [show_expr(term.factors.expr)] if term.factors != UNIT or not term.other else []
+    if term.other:
+        parts.append(show_expr(Factors(vectors=term.other).vector))
+    return " ⊗ ".join(parts)
 
 
 def _keys(vectors: Iterable[Expr]) -> tuple[str, ...]:

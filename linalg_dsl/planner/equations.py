@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from linalg_dsl.algebra.expr import RESET
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.cost import shared_nodes
-from linalg_dsl.planner.ops import OPS
+from linalg_dsl.planner.ops import OPS, OTHER
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
 _SUM, _PRODUCT, _ATOM = range(3)
@@ -25,6 +26,10 @@ LEGEND: tuple[tuple[str, str], ...] = (
     ("∘", "∘ multiplies elementwise; a value without an axis is the same along it"),
     ("tril", "tril keeps s ≤ t, tril₋ keeps s < t"),
     ("⟩[", "⟨X, Y⟩[t←s] is the score Σ_i X[t,i] Y[s,i] Λ[t←s]_i, 0 outside the pairs named"),
+    ("R[", "R[t←s] = exp({rho}_{{s+1}} + … + {rho}_t), the decay along the other axis"),
+    ("⟩ᴿ", "⟨…⟩ᴿ has R for Λ"),
+    ("σ[", "σ[t←0](x) is the product of the signs of x_1 to x_t, 0 counting as +"),
+    ("log_size", "log_size(x) = log(max(|x|, 1e-15))"),
     ("⟩_τ", "⟨A, X, Y⟩_τ[t←s] is the sum of A[t,s] X[t] Y[s] Λ[t←s] over the pairs whose interval holds τ"),
     ("Σ_{", "Σ_{{…}} at token τ: the sum over the tokens, or pairs of tokens, named"),
     ("Σ_K", "Σ_K, Σ_V, Σ_t sum over that axis"),
@@ -44,6 +49,11 @@ class Equation:
         return f"{self.left} = {self.right}" + (f"    ({self.note})" if self.note else "")
 
 
+def equation_data(found: Sequence[Equation]) -> list[dict[str, str]]:
+    """Equations as plain data."""
+    return [{"left": e.left, "right": e.right, "note": e.note} for e in found]
+
+
 def equations(plan: ChunkPlan, forward: ChunkPlan | None = None) -> tuple[Equation, ...]:
     """The equations of a plan. With ``forward``, what that plan computes is referred to by name only."""
     if forward is None:
@@ -56,9 +66,13 @@ def equations(plan: ChunkPlan, forward: ChunkPlan | None = None) -> tuple[Equati
 def legend(lines: Sequence[Equation], plan: ChunkPlan) -> tuple[str, ...]:
     """An explanation of each notation that the equations use."""
     text = "\n".join(map(str, lines))
-    decays = (n for n in plan.nodes if OPS[n.op].kind == "decay")
-    w = next((plan.nodes[n.args[-1]].label for n in decays), "w")
-    return tuple(meaning.format(w=w) for sign, meaning in LEGEND if sign in text)
+    first, second = (*(plan.nodes[w].label for w in log_decays(plan)), "w", "w")[:2]
+    return tuple(meaning.format(w=first, rho=second) for sign, meaning in LEGEND if sign in text)
+
+
+def log_decays(plan: ChunkPlan) -> tuple[int, ...]:
+    """The log decays of a plan, in the order of computation: the second acts on the other axis."""
+    return tuple(sorted({n.args[-1] for n in plan.nodes if OPS[n.op].kind == "decay"}))
 
 
 class Writer:
@@ -77,6 +91,7 @@ class Writer:
             re.fullmatch(r"[lbwzuq]_[2-9]|g_[bq](.[2-9]|[2-9].)", n.label) for n in plan.nodes
         )
         self.lines: list[Equation] = []
+        self.second = log_decays(plan)[1:]
 
     def run(self) -> tuple[Equation, ...]:
         plan = self.plan
@@ -168,7 +183,7 @@ class Writer:
                 if turned:
                     terms += self._weighted(args[m * r + j * r + k], names[j])
                 elif not self._is_zero(args[k * m + j]):
-                    terms.append(f"{self._text(args[k * m + j], _ATOM)} {names[j]}")
+                    terms.append(f"{self._score_of(node, args[k * m + j])} {names[j]}")
             self.lines.append(Equation(names[m + k], _plus(terms), node=i))
         for j in range(m):
             given = args[2 * m * r + j]
@@ -177,7 +192,7 @@ class Writer:
                 if not turned:
                     terms += self._weighted(args[m * r + j * r + k], names[m + k])
                 elif not self._is_zero(args[k * m + j]):
-                    terms.append(f"{self._text(args[k * m + j], _ATOM)}ᵀ {names[m + k]}")
+                    terms.append(f"{self._score_of(node, args[k * m + j])}ᵀ {names[m + k]}")
             note = ""
             if j == m - 1:
                 note = (
@@ -186,6 +201,16 @@ class Writer:
                     else "solved from the first token: the scores are strict"
                 )
             self.lines.append(Equation(names[j], _plus(terms), note, i))
+
+    def _score_of(self, solve: Node, score: int) -> str:
+        """The score by which a solve multiplies rows, with the decay of their columns if they have one."""
+        text = self._text(score, _ATOM)
+        if not dict(solve.attrs).get("decayed"):
+            return text
+        return f"({text} ∘ {self._decay(solve.args[-1])}[{_PAIRS['decayed']}])"
+
+    def _decay(self, w: int) -> str:
+        return "R" if w in self.second else "Λ"
 
     def _weighted(self, coefficient: int, rows: str) -> list[str]:
         """Sigma_ji U_i, with constants folded."""
@@ -218,6 +243,8 @@ class Writer:
             return self._text(args[k], level)
 
         read = str(attrs.get("read"))
+        decay = self._decay(args[-1]) if args else "Λ"
+        scored = "ᴿ" if decay == "R" else ""
         match node.op:
             case "number":
                 value = float(str(attrs["value"]))
@@ -259,22 +286,27 @@ class Writer:
             case "mask":
                 return f"tril{'' if read == 'inclusive' else '₋'}({arg(0, _SUM)})", _ATOM
             case "pairs_decay":
-                return f"Λ[{_PAIRS[read]}]", _ATOM
+                return f"{decay}[{_PAIRS[read]}]", _ATOM
             case "from_start":
-                return "Λ[t−1←0]" if attrs["exclusive"] else "Λ[t←0]", _ATOM
+                return f"{decay}[t−1←0]" if attrs["exclusive"] else f"{decay}[t←0]", _ATOM
             case "to_end":
-                return "Λ[C←s]", _ATOM
+                return f"{decay}[C←s]", _ATOM
             case "scale_state":
-                return f"Λ[C←0] ∘ {arg(0)}", _PRODUCT
+                return f"{decay}[C←0] ∘ {arg(0, _PRODUCT)}", _PRODUCT
             case "boundary_gate":
-                return f"Λ[C←0] ∘ Σ_V({arg(0)} ∘ {arg(1)})", _PRODUCT
+                summed = OTHER[node.axes[0]]
+                return f"{decay}[C←0] ∘ Σ_{summed}({arg(0, _PRODUCT)} ∘ {arg(1, _PRODUCT)})", _PRODUCT
             case "decayed_score":
-                return f"⟨{arg(0, _SUM)}, {arg(1, _SUM)}⟩[{_PAIRS[read]}]", _ATOM
+                return f"⟨{arg(0, _SUM)}, {arg(1, _SUM)}⟩{scored}[{_PAIRS[read]}]", _ATOM
             case "decay_apply":
                 turned = "ᵀ" if attrs["transposed"] else ""
-                return f"({arg(0)} ∘ Λ[{_PAIRS[read]}]){turned} {arg(1)}", _PRODUCT
+                return f"({arg(0)} ∘ {decay}[{_PAIRS[read]}]){turned} {arg(1)}", _PRODUCT
             case "pair_gate":
-                return f"⟨{arg(0, _SUM)}, {arg(1, _SUM)}, {arg(2, _SUM)}⟩_τ[{_PAIRS[read]}]", _ATOM
+                return f"⟨{arg(0, _SUM)}, {arg(1, _SUM)}, {arg(2, _SUM)}⟩_τ{scored}[{_PAIRS[read]}]", _ATOM
+            case "signs":
+                return f"σ[{'t−1←0' if attrs['exclusive'] else 't←0'}]({arg(0, _SUM)})", _ATOM
+            case "sign_total":
+                return f"σ[C←0]({arg(0, _SUM)})", _ATOM
             case "span_sum":
                 return f"{_SPANS[read]}({arg(0, _SUM)})", _ATOM
             case "gate_sum":
@@ -349,6 +381,8 @@ def _function(fn: str, exponent: object, arg: Callable[..., str]) -> tuple[str, 
             return f"{arg(0)}^{power if power.isalnum() else f'({power})'}", _ATOM
         case "heaviside":
             return f"[{arg(0, _SUM)} > 0]", _ATOM
+        case "side":
+            return f"sign({arg(0, _SUM)})", _ATOM
         case _:
             return f"{fn}({arg(0, _SUM)})", _ATOM
 
@@ -361,6 +395,8 @@ def _plus(terms: Sequence[str]) -> str:
 
 
 def _number(value: float) -> str:
+    if value <= RESET:
+        return "−∞"
     text = f"{value:g}" if value != int(value) else str(int(value))
     return text.replace("-", "−")
 

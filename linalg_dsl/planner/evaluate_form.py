@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from linalg_dsl.algebra.expr import RESET, ZERO, Expr, Symbol
+from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.form import CanonicalRecurrence, Decay, Read, Recurrence
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ def _symbols(now: Mapping[str, Tensor]) -> Callable[[Symbol], Tensor]:
         tensor = now[symbol.name]
         if symbol.row is None:
             return tensor
+        if isinstance(symbol.row, str):
+            raise InternalError(f"{symbol.name} stands in a loop that is not written out")
         return tensor[..., symbol.row] if symbol.is_scalar else tensor[..., symbol.row, :]
 
     return look_up

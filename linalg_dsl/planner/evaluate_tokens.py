@@ -72,6 +72,8 @@ def _call(function: str, args: list[Tensor]) -> Tensor:
     match function:
         case "exp" | "log" | "sigmoid" | "tanh" | "sqrt" | "rsqrt" | "abs" | "sign":
             return getattr(torch, function)(x)  # type: ignore[no-any-return]
+        case "side":
+            return 1 - 2 * (x < 0).to(x.dtype)
         case "log_size":
             return torch.log(x.abs().clamp_min(FLOOR))
         case "logsigmoid":

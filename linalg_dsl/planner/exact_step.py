@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from linalg_dsl.algebra import expr as ex
 from linalg_dsl.algebra.exact import Value, total
+from linalg_dsl.algebra.unroll import unroll
 from linalg_dsl.errors import InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
@@ -68,6 +69,18 @@ def step_through(spec: RecurrenceSpec, leaves: Leaves, tokens: int) -> dict[str,
     return {**{n: tuple(r) for n, r in rows.items()}, **{f"{n}_C": m for n, m in states.items()}}
 
 
+def evaluate(spec: RecurrenceSpec, leaves: Leaves, expr: ex.Expr) -> Matrix:
+    """An expression at the first token, where the past of a state is its start."""
+    states = {
+        s.name: tuple(
+            tuple(leaves.entry(f"{s.name}_0", i, j) for j in range(leaves.size(s.shape[1])))
+            for i in range(leaves.size(s.shape[0]))
+        )
+        for s in spec.states
+    }
+    return _Step(leaves, 0, states, states).value(expr)
+
+
 class _Step:
     """Evaluates expressions of one token as matrices."""
 
@@ -110,6 +123,8 @@ class _Step:
                 return tuple(tuple(column[i][0] if i == j else _ZERO for j in n) for i in n)
             case ex.Call(function, args):
                 return self._call(function, [self.value(a) for a in args])
+            case ex.Iterate():
+                return self.value(unroll(e, self.leaves.fixed))
             case _:
                 raise InternalError(f"no exact value for {type(e).__name__}")
 
@@ -120,6 +135,8 @@ class _Step:
         if name not in self.inputs:
             return ((self.leaves.const(name),),)
         token = (self.token,) if self.inputs[name].timed else ()
+        if isinstance(symbol.row, str):
+            raise InternalError(f"{name} stands in a loop that is not written out")
         row = () if symbol.row is None else (symbol.row,)
         shape = [self.leaves.size(d) for d in symbol.dims]
         dims = [d for d in self.inputs[name].dims if d != 1][len(row) :]

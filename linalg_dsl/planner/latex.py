@@ -18,6 +18,10 @@ _SIGNS = {
     "∞": r"\infty ", "|": r",\,", "ₜ": "_{t}", "₋": "_{-}", "*": r"\cdot ",
 }  # fmt: skip
 _FUNCTIONS = {"exp": r"\exp", "log": r"\log", "tanh": r"\tanh", "min": r"\min", "max": r"\max"}
+_HEADS = {
+    "Λ": r"\Lambda", "R": "R", "σ": r"\sigma", "⟩": r"\rangle", "⟩_τ": r"\rangle^{\tau}",
+    "⟩ᴿ": r"\rangle^{R}", "⟩_τᴿ": r"\rangle^{\tau,R}",
+}  # fmt: skip
 _ACCENTS = {
     "\u0300": "grave", "\u0301": "acute", "\u0302": "hat", "\u0303": "tilde", "\u0304": "bar",
     "\u0305": "bar", "\u0306": "breve", "\u0307": "dot", "\u0308": "ddot", "\u030c": "check",
@@ -25,7 +29,7 @@ _ACCENTS = {
 _DIFFERENTIAL = r"\mathrm{d}"
 _SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
 _TOKEN = re.compile(
-    r"""(?P<interval>(?P<head>Λ|⟩|⟩_τ)\[(?P<inside>[^\]]*)\])
+    r"""(?P<interval>(?P<head>Λ|R|σ|⟩ᴿ?|⟩_τᴿ?)\[(?P<inside>[^\]]*)\])
       | (?P<sum>Σ_\{(?P<range>[^}]*)\} | Σ_(?P<axis>[KVt])(?=\())
       | (?P<score>(?P<dscore>d?)G\^(?P<side>[BQ])(?P<at>[₀₁₂₃₄₅₆₇₈₉]*))
       | (?P<index>_\{[^}]*\} | _[tC0](?![^\W\d_]))
@@ -45,7 +49,7 @@ def to_latex(text: str) -> str:
 
 def _translate(found: re.Match[str]) -> str:
     if found["interval"]:
-        head = {"Λ": r"\Lambda", "⟩": r"\rangle", "⟩_τ": r"\rangle^{\tau}"}[found["head"]]
+        head = _HEADS[found["head"]]
         return f"{head}_{{{to_latex(found['inside'])}}}"
     if found["sum"]:
         return rf"\textstyle\sum_{{{to_latex(found['range'] or found['axis'])}}}"

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from linalg_dsl.algebra.expr import Expr, Symbol
+from linalg_dsl.algebra.expr import Dim, Expr, Sum, Symbol
 from linalg_dsl.algebra.factors import Factors
 from linalg_dsl.algebra.normalise import Normaliser, Piece
 from linalg_dsl.algebra.rules import Word, distribute
 from linalg_dsl.algebra.traverse import mentions
-from linalg_dsl.errors import DslError
+from linalg_dsl.errors import DslError, for_each
+from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import State
 from linalg_dsl.planner.form import Axis
 from linalg_dsl.source import Span
+
+AXES: dict[Dim, str] = {"K": "key", "V": "value"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,59 +71,73 @@ class SymbolTest:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """``left S_{t-1} right``."""
+    """``left S_{t-1} right``, as in ``word``."""
 
     left: Piece
     right: Piece
-    span: Span | None
+    word: Word
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    piece: Piece
+    word: Word
 
 
 def linear_map(update: Expr, state: State, normaliser: Normaliser) -> LinearMap:
     """Spreads an update over S_{t-1}, a state [K, V] or [V, K]. Raises DslError on what has no form (1)."""
     test = SymbolTest(state.name)
-    terms: list[_Term] = []
-    writes: list[tuple[Piece, Word]] = []
-    for word in distribute(update, test.within):
-        for part in normaliser.unroll(replace(word, span=word.span or update.span)):
-            at = state_position(part, test)
-            if at is None:
-                piece = normaliser.collapse(part)
-                if not piece.is_zero:
-                    writes.append((piece, part))
-                continue
-            before, after = split_at(part, at)
-            term = _Term(normaliser.collapse(before), normaliser.collapse(after), part.span)
-            if not term.left.is_zero and not term.right.is_zero:
-                terms.append(term)
+
+    def words_of(part: Expr) -> list[Word]:
+        spread = distribute(part, test.within)
+        return [w for s in spread for w in normaliser.unroll(replace(s, span=s.span or update.span))]
+
+    def part_of(word: Word) -> _Term | _Write | None:
+        at = state_position(word, test)
+        if at is None:
+            piece = normaliser.collapse(word)
+            return None if piece.is_zero else _outer_product(piece, word)
+        before, after = split_at(word, at)
+        term = _Term(normaliser.collapse(before), normaliser.collapse(after), word)
+        if term.left.is_zero or term.right.is_zero:
+            return None
+        return _one_sided(term)
+
+    spreads = isinstance(update, Sum) and not any(t.is_scalar for t in update.terms)
+    sums = update.terms if isinstance(update, Sum) and spreads else (update,)
+    parts = [p for found in for_each(sums, lambda x: for_each(words_of(x), part_of)) for p in found]
+    terms = [p for p in parts if isinstance(p, _Term)]
+    writes = [p for p in parts if isinstance(p, _Write)]
     turned = _is_turned(terms, state)
     if turned:
-        terms = [_Term(t.right, t.left, t.span) for t in terms]
+        terms = [_Term(t.right, t.left, t.word) for t in terms]
     axis: Axis = "V" if state.dims[1 if turned else 0] == "V" else "K"
     return LinearMap(
         axis,
         tuple(
             DiagonalTerm(
-                t.left.scale * t.right.scale * Factors(vectors=t.left.diagonal), t.right.diagonal, t.span
+                t.left.scale * t.right.scale * Factors(vectors=t.left.diagonal), t.right.diagonal, t.word.span
             )
             for t in terms
             if not t.left.column
         ),
         tuple(_erase(t, turned) for t in terms if t.left.column),
-        tuple(_write(piece, word, turned) for piece, word in writes),
+        tuple(_write(w, turned) for w in writes),
     )
 
 
 def _is_turned(terms: Sequence[_Term], state: State) -> bool:
     """Whether the state is erased, or else gated, along its second axis only."""
-    left = [t for t in terms if t.left.column or t.left.row]
-    right = [t for t in terms if t.right.column or t.right.row]
-    for term in terms:
-        for side in (term.left, term.right):
-            if bool(side.column) != bool(side.row):  # rowᵀ S column is a scalar
-                raise _two_sided(term.span)
+    left = [t for t in terms if t.left.column]
+    right = [t for t in terms if t.right.column]
     if left and right:
-        both = next((t for t in left if t in right), right[0])
-        raise _two_sided(both.span)
+        raise DslError.single(
+            "E952",
+            f"{show_expr(left[0].word.expr())} erases along the {AXES[state.dims[0]]} axis and "
+            f"{show_expr(right[0].word.expr())} along the other: a map that is low rank on both sides has no "
+            "chunk form",
+            right[0].word.span,
+        )
     if left or right:
         return bool(right)
     gates = [any(t.left.diagonal for t in terms), any(t.right.diagonal for t in terms)]
@@ -134,7 +151,7 @@ def _erase(term: _Term, turned: bool) -> RankOne:
     if turned:  # S (a bᵀ) is b (aᵀ Sᵀ) for the transposed state
         column, row = row, column
     scale = term.left.scale * term.right.scale
-    return RankOne(scale, Factors(vectors=column), Factors(vectors=row), term.right.diagonal, term.span)
+    return RankOne(scale, Factors(vectors=column), Factors(vectors=row), term.right.diagonal, term.word.span)
 
 
 def state_position(word: Word, test: SymbolTest) -> int | None:
@@ -153,17 +170,33 @@ def split_at(word: Word, i: int) -> tuple[Word, Word]:
     )
 
 
-def _write(piece: Piece, word: Word, turned: bool) -> RankOne:
-    if not (piece.column and piece.row):
-        raise DslError.single("E953", "a write that is no outer product is not supported yet", word.span)
+def _outer_product(piece: Piece, word: Word) -> _Write:
+    if piece.column and piece.row:
+        return _Write(piece, word)
+    raise DslError.single(
+        "E953", f"the write {show_expr(word.expr())} is no outer product, so it has no chunk form", word.span
+    )
+
+
+def _write(write: _Write, turned: bool) -> RankOne:
+    piece = write.piece
     column, row = (piece.row, piece.column) if turned else (piece.column, piece.row)
-    return RankOne(piece.scale, Factors(vectors=column), Factors(vectors=row), span=word.span)
+    return RankOne(piece.scale, Factors(vectors=column), Factors(vectors=row), span=write.word.span)
 
 
-def _two_sided(span: Span | None) -> DslError:
-    return DslError.single(
+def _one_sided(term: _Term) -> _Term:
+    """Raises DslError on a term that is low rank on both sides."""
+    sides = (term.left, term.right)
+    read = any(bool(s.column) != bool(s.row) for s in sides)  # rowᵀ S column is a scalar
+    if not read and not all(s.column for s in sides):
+        return term
+    what = (
+        "a scalar that is read from the state scales a write"
+        if read
+        else "the state is erased along both axes"
+    )
+    raise DslError.single(
         "E952",
-        "the state is erased along both axes, or a scalar read from it scales a write: a map that is low "
-        "rank on both sides has no chunk form and is not supported yet",
-        span,
+        f"in {show_expr(term.word.expr())} {what}: a map that is low rank on both sides has no chunk form",
+        term.word.span,
     )

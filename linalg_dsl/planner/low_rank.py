@@ -16,7 +16,7 @@ from typing import Literal
 from linalg_dsl.algebra.expr import ZERO, Expr, mul
 from linalg_dsl.algebra.factors import Factors, collected, divided, factored, split_factors, total
 from linalg_dsl.algebra.traverse import commutative_key
-from linalg_dsl.errors import DslError
+from linalg_dsl.errors import DslError, for_each
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.planner.linear_map import RankOne
 
@@ -54,31 +54,30 @@ def after_value_decay(erases: Sequence[RankOne], other: Sequence[Expr]) -> tuple
     Raises DslError where one of them reads the state before it, or after more than that decay.
     """
     decay = Factors(vectors=tuple(other))
-    found = []
-    for erase in erases:
+
+    def after(erase: RankOne) -> RankOne:
         rest = without(Factors(vectors=erase.other), decay)
         if rest is None or rest.vectors:
             raise _not_after_value_decay(erase, decay)
-        found.append(RankOne(erase.scale, erase.column, erase.row, span=erase.span))
-    return tuple(found)
+        return RankOne(erase.scale, erase.column, erase.row, span=erase.span)
+
+    return tuple(for_each(erases, after))
 
 
 def _not_after_value_decay(erase: RankOne, decay: Factors) -> DslError:
-    if not decay.vectors:
-        what = "of which every element then goes through a gate of its own"
-        where = show_expr(Factors(vectors=erase.other).vector)
-        message = f"what is erased is scaled by {where} along the axis that is not erased, {what}"
+    along = f"the erase along {show_expr(erase.row.vector)}"
+    if decay.vectors:
+        message = (
+            f"{along} reads the state before its gate {show_expr(decay.vector)} along the axis that is not "
+            "erased: every column would have a triangular system of its own, which has no chunk form"
+        )
     else:
         message = (
-            f"an erase reads the state before its gate {show_expr(decay.vector)} along the axis that is not "
-            "erased: every column would have a triangular system of its own"
+            f"what {along} takes away is scaled by {show_expr(Factors(vectors=erase.other).vector)}, each "
+            "column by another factor: every column would have a triangular system of its own, which has no "
+            "chunk form"
         )
-    return DslError.single(
-        "E951",
-        f"{message}; such an update has no chunk form and is not supported yet",
-        erase.span,
-        "let the erase read the state after that gate",
-    )
+    return DslError.single("E951", message, erase.span, "let the erase read the state after that gate")
 
 
 def read_decayed(erases: Sequence[RankOne], decay: Factors) -> tuple[RankOne, ...] | None:

@@ -138,6 +138,10 @@ class PlanBuilder:
             return self.number(p * q)
         return self.add_node("mul", (a, b), self._broadcast(a, b))
 
+    def find_product(self, a: int, b: int) -> int | None:
+        """The product of these two in this order, if it is a value already."""
+        return self._index.get(Node("mul", (a, b), (), self._broadcast(a, b)))
+
     def unary(self, fn: str, a: int, **attrs: AttrValue) -> int:
         return self.add_node("unary", (a,), self.axes(a), fn=fn, **attrs)
 

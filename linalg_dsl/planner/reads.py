@@ -11,7 +11,8 @@ from linalg_dsl.algebra.factors import Factors, total
 from linalg_dsl.algebra.normalise import Normaliser
 from linalg_dsl.algebra.rules import Word, distribute
 from linalg_dsl.algebra.traverse import commutative_key, walk
-from linalg_dsl.errors import DslError
+from linalg_dsl.errors import DslError, for_each
+from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import Equation, State
 from linalg_dsl.planner.form import Read, ReadKind
 from linalg_dsl.planner.linear_map import SymbolTest, split_at, state_position
@@ -61,32 +62,25 @@ def read_output(
     if value.shape not in (("V", 1), ("K", 1)):
         raise DslError.single(
             "E957",
-            f"{output.target} is {show_shape(value.shape)}; only outputs [V] and [K] are supported yet",
+            f"{output.target} is {show_shape(value.shape)}; a chunk form gives outputs [V] or [K]",
             value.span or output.span,
             f"read the state with a query, as in {state.name}_tᵀ q_t",
         )
     test = SymbolTest(state.name)
-    found: list[_OneRead] = []
-    token_terms: list[tuple[tuple[Expr, ...], Expr]] = []
     place = value.span or output.span
     words = [
         p for w in distribute(value, test.within) for p in normaliser.unroll(replace(w, span=w.span or place))
     ]
-    for word in words:
+
+    def part_of(word: Word) -> _OneRead | tuple[tuple[Expr, ...], Expr] | None:
         at = state_position(word, test)
         if at is not None:
-            one = _one_read(word, at, decay, normaliser, is_fixed)
-            if one is not None:
-                found.append(one)
-            continue
-        piece = normaliser.collapse(word)
-        if piece.is_zero:
-            continue
-        if not piece.column or piece.row:
-            raise DslError.single("E953", "this term of the output is not supported yet", word.span)
-        fixed, rest = _split_fixed(piece.scale, is_fixed)
-        term = Factors(rest.coefficient, rest.scalars, piece.column)
-        token_terms.append((fixed, term.expr))
+            return _one_read(word, at, decay, normaliser, is_fixed)
+        return _token_term(word, normaliser, is_fixed)
+
+    parts = for_each(words, part_of)
+    found = [p for p in parts if isinstance(p, _OneRead)]
+    token_terms = [p for p in parts if isinstance(p, tuple)]
     reads = _merge(found)
     if not reads:
         raise DslError.single(
@@ -96,6 +90,21 @@ def read_output(
     inner += [t for _, t in token_terms]
     terms = tuple(mul((*f, t)) for f, t in token_terms)
     return Output(tuple(reads), terms, tuple(inner), len(words))
+
+
+def _token_term(
+    word: Word, normaliser: Normaliser, is_fixed: IsFixed
+) -> tuple[tuple[Expr, ...], Expr] | None:
+    """A term that reads no state, its run-time numbers apart; None if it is zero."""
+    piece = normaliser.collapse(word)
+    if piece.is_zero:
+        return None
+    if not piece.column or piece.row:
+        raise DslError.single(
+            "E953", f"the term {show_expr(word.expr())} of the output has no chunk form", word.span
+        )
+    fixed, rest = _split_fixed(piece.scale, is_fixed)
+    return fixed, Factors(rest.coefficient, rest.scalars, piece.column).expr
 
 
 def _one_read(
@@ -111,8 +120,8 @@ def _one_read(
     if not plain or not right.column or right.row:
         raise DslError.single(
             "E957",
-            "the output may read the state with a query and scale what was read by a vector; other uses "
-            "of the state in the output are not supported yet",
+            f"{show_expr(word.expr())} is no read: in a chunk form the output reads the state with a query "
+            "and scales what was read by a vector",
             word.span,
             "give S_tᵀ q_t as the output and do the rest outside",
         )

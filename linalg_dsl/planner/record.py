@@ -16,7 +16,7 @@ from linalg_dsl.planner.linear_map import LinearMap, RankOne
 from linalg_dsl.planner.low_rank import LowRank
 from linalg_dsl.planner.reads import Output
 
-_CHANNEL = {"K": "key channel", "V": "value channel"}
+CHANNEL = {"K": "token and key channel", "V": "token and value channel"}
 
 
 class Record:
@@ -64,8 +64,7 @@ class Record:
             logs.append(f"{size} = {show_expr(found.log)}")
             if found.signed:
                 logs.append(f"sign {name} = " + " ".join(f"sign({show_expr(x)})" for x in found.signed))
-            channel = f" and {_CHANNEL[axis]}" if found.kind == "channel" else ""
-            reasons.append(f"one number per token{channel}")
+            reasons.append(f"one number per {CHANNEL[axis] if found.kind == 'channel' else 'token'}")
             if found.signed:
                 reasons.append("signs go into L, B and the queries as running products")
         if logs:
@@ -97,7 +96,7 @@ class Record:
 
     def reads(self, equation: Equation, output: Output) -> None:
         before = show_expr(equation.value)
-        after = [self._read(r) for r in output.reads] + [show_expr(t) for t in output.token_terms]
+        after = [show_read(r, self.state) for r in output.reads] + [show_expr(t) for t in output.token_terms]
         if _sum(after) != before and (output.split > 1 or any(r.kind == "decayed" for r in output.reads)):
             reason = "reads of the state, and what the token adds by itself"
             self._add("split the output", before, _sum(after), reason)
@@ -123,18 +122,24 @@ class Record:
     def _write(self, term: RankOne) -> Expr:
         return mul((term.scale.scalar, *self._outer(term)))
 
-    def _read(self, read: Read) -> str:
-        name, turn = self.state.name, "ᵀ" if self.state.dims[0] == read.axis else ""
-        source = {
-            "inclusive": f"{name}_t{turn}",
-            "exclusive": f"{name}_{{t-1}}{turn}",
-            "decayed": f"(D_t ∘ {name}_{{t-1}}){turn}",
-        }[read.kind]
-        query = show_expr(read.query)
-        query = f"({query})" if isinstance(read.query, (Sum, Hadamard)) else query
-        scale = "" if read.scale == ONE else f"{show_expr(read.scale)} "
-        gate = "" if read.gate is None else f"{show_expr(read.gate)} ∘ "
-        return f"{gate}{scale}{source} {query}"
+
+def show_read(read: Read, state: State) -> str:
+    """A read of the state as it is declared."""
+    name, turn = state.name, "ᵀ" if state.dims[0] == read.axis else ""
+    source = {
+        "inclusive": f"{name}_t{turn}",
+        "exclusive": f"{name}_{{t-1}}{turn}",
+        "decayed": f"(D_t ∘ {name}_{{t-1}}){turn}",
+    }[read.kind]
+    query = show_expr(read.query)
+    query = f"({query})" if isinstance(read.query, (Sum, Hadamard)) else query
+    scale = "" if read.scale == ONE else f"{show_expr(read.scale)} "
+    gate = "" if read.gate is None else f"{_bracket(show_expr(read.gate))} ∘ "
+    return f"{gate}{scale}{source} {query}"
+
+
+def _bracket(text: str) -> str:
+    return f"({text})" if " " in text else text
 
 
 def _gate(column: tuple[Expr, ...]) -> tuple[Expr, ...]:

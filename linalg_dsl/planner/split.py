@@ -131,7 +131,7 @@ class _Splitter:
             matrix = any(is_matrix(self.states[n].shape) for n in group)
             if group & read and (is_linear(value, group) if matrix else group not in fed):
                 try:
-                    self._reads(value, group)
+                    _collect(self.spec, self.groups, value, group)
                 except WholeRead:
                     continue
                 return group

@@ -26,6 +26,7 @@ from linalg_dsl.algebra.expr import (
 from linalg_dsl.algebra.traverse import commutative_key
 from linalg_dsl.language.spec import Input, Interval, RecurrenceSpec
 from linalg_dsl.planner.form import Recurrence
+from linalg_dsl.planner.ops import FLOOR
 
 INF = math.inf
 
@@ -113,15 +114,13 @@ def is_unit(expr: Expr, spec: RecurrenceSpec) -> bool:
 
 def log_decay_bound(rec: Recurrence, spec: RecurrenceSpec) -> float | None:
     """The smallest c that is sure to give -c <= log decay <= 0 at every step, or None."""
-    if rec.decay.kind == "none":
-        return 0.0
-    r = _range(rec.decay.log, spec)
+    r = _range(rec.decay.log, spec) + _range(rec.value_decay.log, spec)
     return -r.low if r.low > -INF and r.high <= 0 else None
 
 
 def decay_is_at_most_one(rec: Recurrence, spec: RecurrenceSpec) -> bool:
-    """Whether the decay is sure never to grow the state."""
-    return rec.decay.kind == "none" or _range(rec.decay.log, spec).high <= 0
+    """Whether no decay, of either axis, is sure ever to grow the state."""
+    return all(_range(d.log, spec).high <= 0 for d in (rec.decay, rec.value_decay))
 
 
 def solve_is_bounded(rec: Recurrence, spec: RecurrenceSpec) -> bool:
@@ -227,6 +226,8 @@ def _call(function: str, args: tuple[Expr, ...], spec: RecurrenceSpec) -> _Range
             return x.mapped(lambda a: 1 / (1 + _exp(-a)))
         case "logsigmoid":
             return x.mapped(lambda a: -_softplus(-a))
+        case "log_size":
+            return _larger(_log(_call_abs(x)), _log(_Range(FLOOR, FLOOR, False, False)))
         case "softplus":
             return x.mapped(_softplus)
         case "tanh":
@@ -242,11 +243,7 @@ def _call(function: str, args: tuple[Expr, ...], spec: RecurrenceSpec) -> _Range
         case "silu":
             return _Range(-0.2785, max(x.high, 0.0), False, False) if x.low < 0 else _Range(0.0, INF, False)
         case "abs":
-            if x.low >= 0:
-                return x
-            if x.high <= 0:
-                return x.reversed(lambda a: -a)
-            return _Range(0.0, max(-x.low, x.high), False, False)
+            return _call_abs(x)
         case "sign":
             low = 1.0 if x.low > 0 or (x.low == 0 and x.low_open) else 0.0 if x.low >= 0 else -1.0
             high = -1.0 if x.high < 0 or (x.high == 0 and x.high_open) else 0.0 if x.high <= 0 else 1.0
@@ -316,6 +313,8 @@ def _power(x: _Range, exponent: float) -> _Range:
 
 
 def _call_abs(x: _Range) -> _Range:
+    if x.low >= 0:
+        return x
     if x.high <= 0:
         return x.reversed(lambda a: -a)
     return _Range(0.0, max(-x.low, x.high), False, False)

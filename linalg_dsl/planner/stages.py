@@ -12,7 +12,8 @@ tokens alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from linalg_dsl.algebra.expr import Dim, Expr
 from linalg_dsl.errors import InternalError
@@ -34,6 +35,10 @@ class Shift:
     start: float = 0.0
     carries: bool = False
 
+    @property
+    def headline(self) -> tuple[str, ...]:
+        return (str(self),)
+
     def __str__(self) -> str:
         return f"{self.name}_t = {self.of}_{{t-1}}, from {self.first} or {show_float(self.start)}"
 
@@ -50,8 +55,17 @@ class TokenStep:
     dims: tuple[Dim, ...]
     timed: bool = True
 
+    @property
+    def headline(self) -> tuple[str, ...]:
+        return (str(self),)
+
     def __str__(self) -> str:
         return f"{self.name}{'_t' if self.timed else ''} = {show_expr(self.value)}"
+
+
+Layout = Literal["rows", "repeat", "param"] | float
+"""How an argument of n rows or a single one becomes n tokens: each row is a token; all n are the same; a
+param has no tokens; a number: the first is the argument, the others are that number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +73,9 @@ class Stage:
     """One recurrence: ``arguments`` are the values of its inputs, in order, ``result`` that of its output.
 
     ``axes``: the axis of the whole recurrence that each axis of the stage is. ``keeps``: its final states
-    are those of the call (of the runs that share an update, the first).
+    are those of the call (of the runs that share an update, the first). With ``layouts``, one for each
+    argument, every token is n tokens of the stage, n the rows of those laid out by rows, and the output is
+    that of the last of n. ``note`` says what was chosen, and why.
     """
 
     spec: RecurrenceSpec
@@ -67,16 +83,26 @@ class Stage:
     result: str
     axes: tuple[tuple[str, Dim], ...] = ()
     keeps: bool = True
+    layouts: tuple[Layout, ...] = ()
+    note: str = field(default="", compare=False)
 
     @property
     def states(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.spec.states)
 
-    def __str__(self) -> str:
-        given = ", ".join(self.arguments)
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """What it computes of what, then its equations."""
         axes = "".join(f", {a} is {b}" for a, b in self.axes if a != b)
+        given = ", ".join(map(_laid_out, self.arguments, self.layouts) if self.layouts else self.arguments)
+        lines = [f"{self.result}_t = {self.spec.name}({given}){axes}:"]
+        lines += [f"    ({self.note})"] if self.note else []
+        equations = (*self.spec.updates, *self.spec.outputs)
+        return (*lines, *(f"    {e.target}_t = {show_expr(e.value)}" for e in equations))
+
+    def __str__(self) -> str:
         text = "\n".join(f"    {line}".rstrip() for line in str(self.spec).rstrip().splitlines())
-        return f"{self.result}_t = {self.spec.name}({given}){axes}\n{text}"
+        return f"{self.headline[0]}\n{text}"
 
 
 Step = Shift | TokenStep | Stage
@@ -105,6 +131,16 @@ class Stages:
 
     def __str__(self) -> str:
         return "\n".join([f"stages of {self.spec.name}", *(f"  {s}" for s in self.steps)])
+
+
+def _laid_out(argument: str, layout: Layout) -> str:
+    match layout:
+        case "rows":
+            return f"{argument} by rows"
+        case "repeat" | "param":
+            return argument
+        case fill:
+            return f"{argument}, then {show_float(float(fill))}"
 
 
 def single(spec: RecurrenceSpec) -> Stages:

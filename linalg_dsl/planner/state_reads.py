@@ -72,9 +72,12 @@ class ReadFinder:
             if isinstance(factor, Sum) and self._matrix_in(factor):
                 spread = (mul((*factors[:i], t, *factors[i + 1 :])) for t in factor.terms)
                 return self.replace(add(spread))
-        for i, factor in enumerate(factors):
-            if self._matrix_in(factor):
-                return self.replace(self._contracted(factors, i))
+        matrices = [i for i, factor in enumerate(factors) if self._matrix_in(factor)]
+        if matrices:
+            # Sᵀ (Pᵀ q): what stands between no other state and its vector comes first
+            spans = {i: (_to_column(factors, i), _to_row(factors, i)) for i in matrices}
+            ready = (i for i in matrices if any(s and self._is_free(factors, s, i) for s in spans[i]))
+            return self.replace(self._contracted(factors, next(ready, matrices[0])))
         for i, factor in enumerate(factors):
             if _is_vector(factor) and self._foreign_in(factor):
                 made = self._inner(factors, i)
@@ -84,9 +87,9 @@ class ReadFinder:
 
     def _contracted(self, factors: tuple[Expr, ...], at: int) -> Expr:
         """The product with the vector that a matrix state makes with its neighbours taken as a read."""
-        right, left = _to_column(factors, at), _to_row(factors, at)
+        spans = (_to_column(factors, at), _to_row(factors, at))
         state = min(self._names(factors[at]))
-        chosen = [span for span in (right, left) if span is not None and not self._owns(factors, span)]
+        chosen = [s for s in spans if s is not None and self._is_free(factors, s, at)]
         if not chosen:
             raise WholeRead(state)
         # of a two-sided product the side along the state's first axis: Sᵀ q before S p
@@ -100,6 +103,11 @@ class ReadFinder:
         if read is None:
             raise WholeRead(state)
         return mul((*factors[:first], *scalars, transpose(read) if turned else read, *factors[last + 1 :]))
+
+    def _is_free(self, factors: tuple[Expr, ...], span: tuple[int, int], at: int) -> bool:
+        """Whether a read of factor ``at`` over the span needs no state of the reader and no other matrix."""
+        between = [i for i in range(span[0], span[1] + 1) if i != at and self._matrix_in(factors[i])]
+        return not between and not self._owns(factors, span)
 
     def _inner(self, factors: tuple[Expr, ...], at: int) -> Expr | None:
         """The product with the inner product of a vector state taken as a read, None to take it bare."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from linalg_dsl.language.printer import show_expr
-from linalg_dsl.planner.equations import Equation, Writer, legend
+from linalg_dsl.planner.equations import Equation, Writer, equation_data, legend
 from linalg_dsl.planner.latex import to_latex
 from linalg_dsl.planner.plan import ChunkPlan, Node
 from linalg_dsl.planner.step_cost import StepCost, step_cost
@@ -78,6 +79,25 @@ class StepExplanation:
             if lines:
                 parts.append("\n".join([title, *(wrapped(line) for line in lines)]))
         return "\n\n".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is printed, as plain data, with the keys of a chunk form's explanation."""
+        return {
+            "name": self.form.spec.name,
+            "class": self.form.name,
+            "verdict": self.verdict,
+            "line": list(self.line),
+            "rewrites": [],
+            "form": [],
+            "forward": equation_data(self.forward_equations),
+            "backward": equation_data(self.backward_equations),
+            "order": [],
+            "missed": list(self.form.reasons),
+            "proof": [],
+            "costs": list(self.costs),
+            "stability": [],
+            "schedule": list(self.schedule),
+        }
 
     def to_latex(self) -> str:
         """The line and the equations of a token, one ``align*`` each."""

@@ -5,24 +5,24 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from linalg_dsl.algebra.expr import ZERO, Expr
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.planner.canonical import classify
 from linalg_dsl.planner.cost import decode_flops, flops, state_bytes, traffic
-from linalg_dsl.planner.equations import Equation, equations, legend
+from linalg_dsl.planner.equations import Equation, equation_data, equations, legend
 from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence
 from linalg_dsl.planner.graph import dependence, serial_depth
 from linalg_dsl.planner.latex import to_latex
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.prove import prove
 from linalg_dsl.planner.stability import decay_is_at_most_one, log_decay_bound, solve_is_bounded
+from linalg_dsl.planner.verdict_form import form_equations, form_line, missed, size_line, takes_size
 
 WIDTH = 100
 _FIXED_SPACE = "\N{NO-BREAK SPACE}"
 DEFAULT_SIZE = 128
 DEFAULT_CHUNK = 64
-FORM = "S_t = D_t ∘ S_{t-1} + L_t (W_t + Σ_t U_t)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Explanation:
         """The class and what it compiles to, in one line."""
         rec = self.recurrence
         how = "chunk kernels"
-        if rec.decay.kind == "channel":
+        if "channel" in (rec.decay.kind, rec.value_decay.kind):
             how += ", anchored blocks"
         if rec.r:
             how += ", unit-triangular solve (UT transform)"
@@ -73,7 +73,12 @@ class Explanation:
     @property
     def form(self) -> tuple[Equation, ...]:
         """The slots of form (1)."""
-        return _form(self.recurrence)
+        return form_equations(self.canonical)
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Why no faster class is taken."""
+        return missed(self.canonical)
 
     @property
     def forward_equations(self) -> tuple[Equation, ...]:
@@ -115,7 +120,9 @@ class Explanation:
         """Exact proofs at small sizes; empty where they are not asked for."""
         if not self.with_proof or not self.canonical.spec.updates:
             return ()
-        rank = self.recurrence.r  # the number of monomials grows fast with it
+        rec = self.recurrence
+        # the number of monomials grows fast with the erases, and with further gates beside them
+        rank = rec.r and rec.r + (rec.value_decay.kind != "none") + bool(rec.decay.signed)
         with_gradients = prove(self.canonical, 3 if rank <= 2 else 2, 1, 1, self.forward, self.backward)
         wider = prove(self.canonical, 2 if rank <= 3 else 1, 2, 2 if rank <= 2 else 1, self.forward)
         return (str(with_gradients), str(wider))
@@ -134,14 +141,12 @@ class Explanation:
         sections = [
             ("the line", self.line),
             ("rewrites", rewrites or ["none needed: the line is in form (1) as it stands"]),
-            (
-                f"form (1): {FORM},  U_t = B_tᵀ {_erased(self.recurrence)}",
-                [equation_text(e) for e in self.form],
-            ),
+            (f"form (1): {',  '.join(form_line(self.canonical))}", [equation_text(e) for e in self.form]),
             ("one chunk, rows are tokens", [equation_text(e) for e in self.forward_equations]),
             ("its gradients", [equation_text(e) for e in self.backward_equations]),
             ("in this order", self.order),
             ("where", legend(made, self.forward)),
+            ("why no faster class", self.missed),
             ("proof", self.proof),
             ("costs", self.costs),
             ("stability", self.stability),
@@ -153,11 +158,33 @@ class Explanation:
                 parts.append("\n".join([title, *(wrapped(line) for line in lines)]))
         return "\n\n".join(parts)
 
+    def to_dict(self) -> dict[str, Any]:
+        """What is printed, as plain data: the keys are the same for every recurrence and every version."""
+        return {
+            "name": self.canonical.spec.name,
+            "class": classify(self.recurrence),
+            "verdict": self.verdict,
+            "line": list(self.line),
+            "rewrites": [
+                {"rule": r.rule, "before": r.before, "after": r.after, "reason": r.reason}
+                for r in self.canonical.rewrites
+            ],
+            "form": equation_data(self.form),
+            "forward": equation_data(self.forward_equations),
+            "backward": equation_data(self.backward_equations),
+            "order": list(self.order),
+            "missed": list(self.missed),
+            "proof": list(self.proof),
+            "costs": list(self.costs),
+            "stability": list(self.stability),
+            "schedule": list(self.schedule),
+        }
+
     def to_latex(self) -> str:
         """The line, form (1) and the chunk equations, one ``align*`` each."""
         groups = [
             ("The line", [_as_equation(line) for line in self.line]),
-            ("Form (1)", [_as_equation(FORM), *self.form]),
+            ("Form (1)", [_as_equation(form_line(self.canonical)[0]), *self.form]),
             ("One chunk", self.forward_equations),
             ("Its gradients", self.backward_equations),
         ]
@@ -196,41 +223,6 @@ def _as_equation(line: str) -> Equation:
     return Equation(left, right)
 
 
-def _form(rec: Recurrence) -> tuple[Equation, ...]:
-    def each(name: str, values: Sequence[Expr]) -> list[Equation]:
-        many = len(values) > 1
-        return [
-            Equation(f"{name}{_subscript(i)}" if many else name, show_expr(x))
-            for i, x in enumerate(values, 1)
-        ]
-
-    size = f"m = {rec.m}, r = {rec.r}"
-    match rec.decay.kind:
-        case "none":
-            decay = Equation("D", "1", "no decay")
-        case kind:
-            what = "one number per token and head" if kind == "scalar" else "one number per key channel"
-            decay = Equation("log D", rec.decay.show_log(), what)
-    made = [decay, *each("L", rec.left), *each("W", rec.written)]
-    if rec.r:
-        made += each("B", rec.erase)
-        for j, row in enumerate(rec.sigma, 1):
-            for i, x in enumerate(row, 1):
-                if x != ZERO:
-                    index = f"{_subscript(j)}{_subscript(i)}" if rec.m * rec.r > 1 else ""
-                    made.append(Equation(f"Σ{index}", show_expr(x)))
-    for read in rec.reads:
-        source = {"inclusive": "S_t", "exclusive": "S_{t-1}", "decayed": "(D_t ∘ S_{t-1})"}[read.kind]
-        query = show_expr(read.query)
-        query = query if query.replace("_", "").isalnum() else f"({query})"
-        scale = "" if show_expr(read.scale) == "1" else f"{show_expr(read.scale)} "
-        gate = "" if read.gate is None else f"{_bracket(show_expr(read.gate))} ∘ "
-        made.append(Equation("read", f"{gate}{scale}{source}ᵀ {query}", f"{read.kind} read"))
-    made += [Equation("token", show_expr(x), "reads no state") for x in rec.token_terms]
-    made[0] = Equation(made[0].left, made[0].right, f"{made[0].note}; {size}")
-    return tuple(made)
-
-
 def _costs(found: Explanation) -> tuple[str, ...]:
     shape, spec = found.shape, found.canonical.spec
     key, value, chunk = shape.K or DEFAULT_SIZE, shape.V or DEFAULT_SIZE, shape.chunk
@@ -263,47 +255,40 @@ def _costs(found: Explanation) -> tuple[str, ...]:
 
 def _stability(canonical: CanonicalRecurrence) -> tuple[str, ...]:
     rec, spec = canonical.recurrences[0], canonical.spec
+    decays = [d for d in (rec.decay, rec.value_decay) if d.kind != "none"]
     lines = []
-    if rec.decay.kind == "none":
+    if rec.keeps_nothing:
+        lines.append("the decay is 0: a token reads what the one before it has written, and nothing older")
+    elif not decays:
         lines.append("no decay: no exponential is formed")
     elif decay_is_at_most_one(rec, spec):
         bound = log_decay_bound(rec, spec)
         least = f", and at least {-bound:g} per token" if bound is not None else "; −∞ is a reset"
         lines.append(
             "every exponent is a sum of log decays over an interval inside the chunk, formed by adding: "
-            f"never positive, since log D ≤ 0 follows from the declaration{least}"
+            f"never positive, since log |D| ≤ 0 follows from the declaration{least}"
         )
     else:
         lines.append(
-            "log D may be positive: exponents are sums over intervals inside the chunk, and grow as the "
+            "log |D| may be positive: exponents are sums over intervals inside the chunk, and grow as the "
             "recurrence does"
         )
+    if any(takes_size(d) for d in decays):
+        lines.append(size_line(decays))
     if rec.r and solve_is_bounded(rec, spec):
         lines.append(
             "every transition is a contraction: T = (I − Σ G^B)⁻¹ has |T[t,s]| ≤ |Σ_t| for s < t, whatever "
-            "the keys"
+            f"the {'keys' if rec.axis == 'K' else 'values'}"
         )
     elif rec.r:
         lines.append(
             "no bound of T = (I − Σ G^B)⁻¹ follows from the declaration: it is as large as the recurrence"
         )
-    if rec.decay.kind != "none":
+    if decays and not rec.keeps_nothing:
         lines.append(
             "inside a chunk gate gradients are one-sided sums: no cumulative sum is subtracted from another"
         )
     return tuple(lines)
-
-
-def _erased(rec: Recurrence) -> str:
-    return "(D_t ∘ S_{t-1})" if rec.r and rec.erase_read == "decayed" else "S_{t-1}"
-
-
-def _bracket(text: str) -> str:
-    return f"({text})" if " " in text else text
-
-
-def _subscript(i: int) -> str:
-    return str(i).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
 
 
 def _large(x: float) -> str:

@@ -82,6 +82,7 @@ def test_normal_form_and_its_value(text: str) -> None:
 
     def value_of(symbol: Symbol) -> torch.Tensor:
         tensor = tensors[symbol.name][:, 0]
+        assert not isinstance(symbol.row, str)
         if symbol.row is None:
             return tensor
         return tensor[..., symbol.row] if symbol.is_scalar else tensor[..., symbol.row, :]

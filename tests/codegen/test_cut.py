@@ -60,12 +60,14 @@ def test_erases_take_the_walks_in_the_order_of_what_each_needs(name: str) -> Non
     """dU needs dS alone; the K-split walks take U and dU as given."""
     plan = plan_of(name)
     assert shape_of(plan.forward) == [PREP, FORWARD]
-    assert shape_of(plan.backward) == [*WITH_ERASE, PREP]
+    between = [] if "decay_adjoints" in ops(plan, plan.backward[-1].body) else [PREP]
+    assert shape_of(plan.backward) == [WITH_ERASE[0], *between, *WITH_ERASE[1:], PREP]
     assert "ut_transform" in ops(plan, plan.forward[0].body)
     later = plan.backward[1:]
     assert all("ut_transform" not in ops(plan, k.body) for k in plan.backward)
-    assert all({"u_1", "d_u_1"} & labels(plan, k.loads) for k in later)
-    for walk in later[:2]:  # their state needs no solve: no transformed row is formed there
+    walks = [k for k in later if k.family == "walk"]
+    assert all({"u_1", "d_u_1"} & labels(plan, k.loads) for k in walks)
+    for walk in walks:  # their state needs no solve: no transformed row is formed there
         assert "apply" not in ops(plan, tuple(n for n in walk.body if "V" in plan.plan.nodes[n].axes))
 
 
@@ -127,13 +129,25 @@ def test_equal_gradients_of_two_inputs_are_stored_once() -> None:
     [
         ("kda", {"k_since_start", "q_since_start", "k_until_end", "decay_chunk", "d_k_until_end"}),
         ("rwkv6", {"r_to_previous", "k_until_end", "d_r_to_previous"}),
-        ("gated_delta_rule", {"since_start", "until_end", "u_1", "d_u_1", "d_q_since_start"}),
-        ("delta_rule", {"d_q_by_s", "d_k_by_s", "d_k_by_ds"}),
+        ("gated_delta_rule", {"since_start", "until_end", "u_1", "d_u_1", "d_a_q11", "d_a_b11"}),
+        ("delta_rule", {"d_k_by_s", "d_g_b11"}),
     ],
 )
 def test_buffers_are_named_after_what_they_hold(name: str, expected: set[str]) -> None:
     plan = plan_of(name)
     assert expected <= {b.name for b in plan.buffers}
+
+
+@pytest.mark.parametrize("name", ["simple_gla", "delta_rule", "gated_delta_rule", "comba"])
+def test_gradients_are_finished_in_the_walks(name: str) -> None:
+    """Without a decay per channel the last kernel reads rows for a param's gradient only."""
+    plan = plan_of(name)
+    last = plan.backward[-1]
+    rows = {n for n in last.loads if len(plan.plan.nodes[n].axes) == 2 and "s" not in plan.plan.nodes[n].axes}
+    assert bool(rows) == (name == "comba")
+    shared = {b.node for b in plan.buffers if b.shares}
+    assert shared
+    assert shared <= set(last.loads)
 
 
 def test_names_change_no_value() -> None:
@@ -157,15 +171,16 @@ def test_the_launches_in_words_name_kernels_sizes_and_reasons() -> None:
     assert "chunks of 32 tokens: an erase" in text
     assert "fwd_walk: forward walk, V split, 256 programs (sequences × heads × 2 blocks of 64)" in text
     assert "forward: 2 launches" in text
-    assert "backward: 4 launches" in text
+    assert "backward: 5 launches" in text
     assert "V is split: products with S sum over K" in text
     assert "with d_u_1, u_1 at hand its state is a plain linear recurrence" in text
     assert "exactly at every chunk: all states take 537 MB" in text
-    longer = "\n".join(schedule_lines(plan, B=8, T=8192, H=16, K=128, V=128))
+    longer = "\n".join(schedule_lines(plan, B=8, T=16384, H=16, K=128, V=128))
     assert "exactly at every 8th chunk" in longer
     assert all(k.name in text for k in (*plan.forward, *plan.backward))
-    # 2 [t, s] of 32 columns in bfloat16, u in bfloat16, 2 [t] and 1 number a chunk in float32, per head
-    saved = 8 * 2048 * 16 * (2 * 32 * 2 + 128 * 2 + 2 * 4 + 4 / 32) / 1e6
+    # 7 [t, s] of 32 columns in bfloat16 (T, and two scores with, without and of their decays),
+    # u in bfloat16, 2 [t] and 1 number a chunk in float32, per head
+    saved = 8 * 2048 * 16 * (7 * 32 * 2 + 128 * 2 + 2 * 4 + 4 / 32) / 1e6
     assert f"saved for the backward beside its inputs: {saved:,.0f} MB" in text
 
 

@@ -9,8 +9,9 @@ import jinja2
 import pytest
 
 from linalg_dsl.codegen.emit import render as render_module
+from linalg_dsl.codegen.emit.pipeline import Pipeline
 from linalg_dsl.codegen.emit.render import render, template_variables
-from linalg_dsl.codegen.emit.standalone import Standalone
+from linalg_dsl.codegen.emit.standalone import Standalone, StandaloneCall
 from linalg_dsl.codegen.emit.torch_module import TorchModule
 from linalg_dsl.errors import InternalError
 
@@ -45,7 +46,13 @@ def test_fields_fill_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "context"), [("torch_module.py.jinja", TorchModule), ("standalone.py.jinja", Standalone)]
+    ("template", "context"),
+    [
+        ("torch_module.py.jinja", TorchModule),
+        ("standalone.py.jinja", Standalone),
+        ("standalone_call.py.jinja", StandaloneCall),
+        ("pipeline.py.jinja", Pipeline),
+    ],
 )
 def test_context_classes_match_their_templates(template: str, context: type) -> None:
     assert template_variables(template) == {f.name for f in dataclasses.fields(context)}

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.torch_helpers import HELPERS, helper_sources
-from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter, Text, add, matmul, mul, number, transposed
+from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter
+from linalg_dsl.codegen.emit.torch_text import Text, add, matmul, mul, number, transposed
 from linalg_dsl.planner.evaluate import LeafKey, run_chunk
 from linalg_dsl.planner.ops import UNARY_FUNCTIONS, Axes
 from linalg_dsl.planner.plan import PlanBuilder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import TEXTS, assert_close, case, errors
+from kernel_cases import TEXTS, assert_close, carried, case, errors
 
 import linalg_dsl as ld
 from linalg_dsl import driver
@@ -31,12 +31,6 @@ def test_the_carried_boundary_term_equals_the_exact_one(
     op = ld.compile(f"{TEXTS[name]}\n", backend="triton", chunk_size=16)
     _, tensors, state = case(name, 1, 200, 1, 17, 16, gates)
     assert_close(errors(op, tensors, state))
-
-
-def carried(text: str) -> str:
-    changed = text.replace("keep_every_state(self.chunks, self.heads, self.key, self.value)", "False")
-    assert changed != text
-    return changed
 
 
 @pytest.mark.parametrize(
@@ -145,3 +139,13 @@ def test_opcheck_of_the_triton_operator_on_packed_sequences() -> None:
     offsets = torch.tensor([0, 0, 7, 20])
     found = torch.library.opcheck(handle, (*given, [math.nan], offsets, True, True))
     assert set(found.values()) == {"SUCCESS"}
+
+
+def test_a_number_per_token_beside_a_padded_axis() -> None:
+    """k minus the sum of its channels is not zero on the padding of K, where both of its operands are."""
+    op = ld.compile(
+        "recurrence centred\ninput q, k : [K]\ninput v : [V]\ny_t = k_t - sum(k_t)\n"
+        "f_t = y_t rsqrt(y_tᵀ y_t + 1)\nS_t = S_{t-1} + f_t v_tᵀ\no_t = S_tᵀ q_t\n",
+        backend="triton",
+    )
+    assert op.check(B=1, T=20, H=1, K=5, V=4).ok

@@ -292,6 +292,8 @@ def variants(module: Any, call: Any, rest: tuple[Any, ...]) -> Iterator[tuple[st
             (128, 8, 2),
             (128, 8, 3),
         ):
+            if block < more["BLOCK"]:
+                continue  # sums over the split axis have room for as many blocks as the launcher takes
             new = {**more, "BLOCK": block, "BLOCKS": 128 // block, "STAGES": stages}
             count = programs // more["BLOCKS"] * (128 // block)
             yield f"B{block} w{warps} s{stages}", (count, *middle, new, warps, stages)

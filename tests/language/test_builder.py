@@ -394,20 +394,6 @@ def test_the_state_comes_first() -> None:
     assert codes(no_state) == ["E404"]
 
 
-def test_what_is_not_supported_yet_says_so() -> None:
-    def shift(S, q: ld.K, v: ld.V):
-        S = S + ld.outer(ld.prev(q), v)
-        return S, S.T @ q
-
-    def loop(S, q: ld.K, v: ld.V):
-        for _ in ld.substeps("n"):
-            S = S + ld.outer(q, v)
-        return S, S.T @ q
-
-    assert codes(shift) == ["E902"]
-    assert codes(loop) == ["E903"]
-
-
 def test_mistakes_of_the_language_are_found_in_functions_too() -> None:
     def k_t(S, k_t: ld.K, v: ld.V):
         return S + ld.outer(k_t, v), k_t

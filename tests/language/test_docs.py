@@ -34,12 +34,15 @@ def test_functions_are_read(code: str) -> None:
     assert all(parse(str(f)) == f.spec for f in found)
 
 
-def test_both_fronts_are_shown_with_the_same_recurrence() -> None:
+@pytest.mark.parametrize("name", ["gated_delta_rule", "gated_delta_product", "mlstm"])
+def test_both_fronts_are_shown_with_the_same_recurrence(name: str) -> None:
     scope: dict[str, object] = {}
-    exec(blocks("python")[0], scope)
-    function = scope["gated_delta_rule"]
+    for code in blocks("python"):
+        exec(code, scope)
+    function = scope[name]
     assert isinstance(function, PythonRecurrence)
-    assert function.spec == parse(blocks("recurrence")[0])
+    (text,) = (t for t in blocks("recurrence") if f"recurrence {name}\n" in t)
+    assert function.spec == parse(text)
 
 
 def test_the_message_is_the_one_that_is_given() -> None:

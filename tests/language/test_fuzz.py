@@ -40,15 +40,43 @@ S_t = M_t S_<t-1> + w_t vv[t,2].T - 0.5 (kk_tᵀ
     vv_t)
 y_t = S_{t-1}^T q_t + max(bb_{t,n}, 1e-3) S_tᵀ w_t
 """,
+    """recurrence states
+const n = 2
+input q : [K]
+input k : [n, K] unit
+input v : [n, V]
+input M : [K, K]
+input g : log gate [V]
+input f : gate [K, V] in (-1, 1)
+input beta : [n] in (0, 2)
+state m = -inf
+state z : [K]
+m_t = max(m_{t-1}, q_tᵀ k_{t,1})
+z_t = tanh(z_{t-1} + k_{t-1,2}) / m_t
+S_t = f_t ⊙ (M_t S_{t-1} diag(exp(g_t)))
+for j in 1..n:
+    u_t = k_{t,j}ᵀ S_t - v_{t,j}ᵀ
+    S_t = S_t - beta_{t,j} k_{t,j} u_t
+o_t = softmax(S_tᵀ q_t) / max(abs(z_tᵀ q_t), 1)
+""",
 ]
 WORDS = """
 S_{t-1} S_t k_t v_tᵀ q_t exp( ( ) [ ] { } < > + - − * / ⊙ .* ^ ^2 ^T ᵀ .T ² I K V T diag( outer( , =
 recurrence input param const state output for j in 1..n: : log gate scalar unit (0,1) <= 0 [K] [n,K] 0 1
 0.5 1e9 1e999 1/0 1/3 99999999999999999999999999999999999999999999999999 _t _{t,1} _{ _< # l2norm( sum( min(
+for j in 1..2: S_{t,j} k_{t,j} k_{t-1} k_{t-1,j} q_{t-1} m_t m_{t-1} z_t z_{t-1} [V,K] [K,n] [K,K] [K,V]
 α k̂_t \\alpha " ∞ inf | ; ' k_tv_t ₜ ₁ o_t beta_t g_t scale S[t-1] v_t.T M_t
 """
 BLANKS = ["\n", "\r\n", "\n    ", "\t", " ", "\u2028", "\x0b", "\x00", "\ufeff"]
-PIECES = [*WORDS.split(), *BLANKS, "M_t = ", "\nS_t = "]
+PIECES = [*WORDS.split(), *BLANKS, "M_t = ", "\nS_t = ", "\n    S_t = ", "\nfor j in 1..n:\n    S_t = S_t"]
+PIECES += [
+    "\nstate m = -inf\n",
+    "\nstate z : [K]\n",
+    "\nz_t = z_{t-1} + ",
+    "softmax(",
+    "tanh(S_t)",
+    "max(m_{t-1}, ",
+]
 QUICK = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 salad = st.lists(st.sampled_from(PIECES), max_size=60).map(" ".join)
@@ -85,6 +113,10 @@ def test_any_text_gives_a_spec_that_reads_back_or_a_mistake(text: str) -> None:
     found = outcome(text)
     if isinstance(found, RecurrenceSpec):
         assert parse(show_spec(found)) == found
+
+
+def chain(lines: list[str]) -> str:
+    return "recurrence r\ninput k : [K]\ninput a : scalar\n" + "\n".join(lines) + "\no_t = k_t\n"
 
 
 def line(value: str) -> str:
@@ -128,6 +160,29 @@ LARGE = {
     "hashes": "#" * 32000,
     "ranges": "input x : scalar " + "in (0, 1) " * 3000,
     "consts": "const c0 = 2\n" + "\n".join(f"const c{i} = c{i - 1}^64" for i in range(1, 1000)),
+    "many states": chain([f"x{i}_t = x{i}_{{t-1}} + k_t" for i in range(900)]),
+    "states in a ring": chain([f"x{i}_t = x{(i + 1) % 900}_{{t-1}}" for i in range(900)]),
+    "open states and bindings": chain(
+        [f"x{i}_t = x{i}_{{t-1}} x{(i + 1) % 16}_{{t-1}}" for i in range(16)]
+        + [f"b{i}_t = a_t x1_t" for i in range(1500)]
+    ),
+    "states against the order": chain(
+        [f"x{i}_t = x{i}_{{t-1}} + x{i + 1}_t" for i in range(15)] + ["x15_t = x15_{t-1} + k_t"]
+    ),
+    "presents before their time": chain(
+        ["x_t = x_{t-1} + " + " + ".join(["y_t"] * 3000), "y_t = y_{t-1} + k_t"]
+    ),
+    "lines before their time": chain([f"b{i}_t = y_t" for i in range(2500)] + ["y_t = y_{t-1} + k_t"]),
+    "shifts of bindings": chain(["b0_t = k_t", *(f"b{i}_t = b{i - 1}_{{t-1}}" for i in range(1, 900))]),
+    "many loops": chain(["for j in 1..2:\n    x_t = x_t + k_t"] * 900),
+    "loops in loops": chain([" " * i + "for j in 1..2:" for i in range(200)]),
+    "a long loop": chain(
+        ["for j in 1..64:", *(f"    b{i}_t = x_t + a_t" for i in range(900)), "    x_t = x_t"]
+    ),
+    "nonlinear pairs": chain(
+        [f"x{i}_t = " + " ".join(f"x{j}_{{t-1}}" for j in range(16)) + f" x{i}_{{t-1}}" for i in range(16)]
+        * 12
+    ),
     "too long": "x" * 1_000_000,
 }
 

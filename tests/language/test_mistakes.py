@@ -128,8 +128,9 @@ SLIPS = {
 <text>:7:7: E405: the update of `S` is not linear in it: `tanh(S_{t-1})`
    7 | S_t = tanh(S_{t-1}) + k_t v_tᵀ
              ^^^^^^^^^^^^^
-     help: a chunk form exists only where every term holds S_{t-1} once, outside functions; the nearest \
-linear relative is without `tanh`, which may stand around what is read""",
+     help: a chunk form exists only where every term holds S_{t-1} once, outside functions; with \
+`tanh` around the state this is a recurrent network of the kind of M2RNN; the nearest linear relative is \
+without it, or has it around what is read""",
     body("S_t = exp(g_t (I - k_t k_tᵀ) S_{t-1}", READ): """\
 <text>:7:10: E102: this `(` is never closed
    7 | S_t = exp(g_t (I - k_t k_tᵀ) S_{t-1}
@@ -155,11 +156,34 @@ linear relative is without `tanh`, which may stand around what is read""",
    1 | recurrence r
                   ^
      help: write `o_t = S_tᵀ q_t`; if `y_t` is the output, declare `output y`""",
-    body("S_t = S_{t-1} + k_{t-1} v_tᵀ", READ): """\
-<text>:7:17: E902: the shift `k_{t-1}` is not supported yet
-   7 | S_t = S_{t-1} + k_{t-1} v_tᵀ
+    body("S_t = S_{t-1} + k_{t-2} v_tᵀ", READ): """\
+<text>:7:17: E902: `k_{t-2}`: only one step back is supported
+   7 | S_t = S_{t-1} + k_{t-2} v_tᵀ
                        ^^^^^^^
-     help: pass the shifted tensor as an input of its own, such as `k_prev`""",
+     help: write `k_{t-1}`, or pass the shifted tensor as an input of its own""",
+    body("u_t = S_{t-1}ᵀ k_t", UPDATE, "o_t = S_tᵀ q_t + u_{t-1}"): """\
+<text>:9:18: E902: `u_{t-1}` is a shift of what depends on the state `S`
+   9 | o_t = S_tᵀ q_t + u_{t-1}
+                        ^^^^^^^
+     help: to carry it to the next token, declare it: `state u`""",
+    body("for j in 1..3", "    S_t = S_t + k_t v_tᵀ", READ): """\
+<text>:7:1: E101: a loop of substeps reads `for j in 1..n:`
+   7 | for j in 1..3
+       ^^^^^^^^^^^^^""",
+    body("input w : [2, K]", "for j in 1..3:", "    S_t = S_t + w_{t,j} v_tᵀ", READ): """\
+<text>:9:17: E307: the loop has 3 substeps, `w` 2 rows
+   9 |     S_t = S_t + w_{t,j} v_tᵀ
+                       ^^^^^^^
+     note: declared here
+   7 | input w : [2, K]
+             ^""",
+    body("for j in 1..2:", "    S_t = tanh(S_t) + k_t v_tᵀ", READ): """\
+<text>:8:11: E405: the update of `S` is not linear in it: `tanh(S_t)`
+   8 |     S_t = tanh(S_t) + k_t v_tᵀ
+                 ^^^^^^^^^
+     help: a chunk form exists only where every term holds S_{t-1} once, outside functions; with \
+`tanh` around the state this is a recurrent network of the kind of M2RNN; the nearest linear relative is \
+without it, or has it around what is read""",
 }  # fmt: skip
 
 
@@ -241,6 +265,9 @@ CODES = {
         "recurrence exp\n" + body(UPDATE, READ)[13:],
     ],
     "E205": [
+        body("state k_prev : [K]", "k_prev_t = k_prev_{t-1} + k_{t-1}", UPDATE, READ),
+        body("for q in 1..2:", "    S_t = S_t + k_t v_tᵀ", READ),
+        body("for j in 1..2:", "    S_t = S_t + k_t v_tᵀ", UPDATE, READ),
         body("input q : [K]", UPDATE, READ),
         body(UPDATE, READ, "o_t = v_t"),
         body(UPDATE, UPDATE, READ),
@@ -293,8 +320,16 @@ CODES = {
         body("S_t = S_{t-1} / I + k_t v_tᵀ", READ),
         body("S_t = I ⊙ S_{t-1} + k_t v_tᵀ", READ),
     ],
-    "E401": [body(READ, UPDATE)],
-    "E402": [body(UPDATE, "o_t = S_tᵀ q_t + r_t", "r_t = v_t")],
+    "E401": [
+        body(READ, UPDATE),
+        body(UPDATE.replace("{t-1}", "t"), READ),
+        body("S_t = exp(g_t) S_{t-1}", READ, "for j in 1..2:", "    S_t = S_t + k_t v_tᵀ"),
+    ],
+    "E402": [
+        body(UPDATE, "o_t = S_tᵀ q_t + r_t", "r_t = v_t"),
+        body("S_t = S_{t-1} + w_{t-1} v_tᵀ", "w_t = g_t k_t", READ),
+        body("for j in 1..2:", "    u_t = S_tᵀ k_t", "    S_t = S_t - k_t u_tᵀ", "o_t = S_tᵀ q_t + u_t"),
+    ],
     "E403": [body(UPDATE), body("output S", UPDATE)],
     "E404": [body("o_t = v_t"), body("state S : [K, V]", "o_t = S_{t-1}ᵀ q_t")],
     "E405": [
@@ -328,10 +363,25 @@ CODES = {
         body("input f : [K] unit unit", UPDATE, READ),
     ],
     "E902": [
-        body("w_t = g_t k_t", "S_t = S_{t-1} + w_{t-1} v_tᵀ", READ),
+        body("w_t = S_{t-1}ᵀ k_t", "S_t = S_{t-1} + k_t v_tᵀ", "o_t = S_tᵀ q_t + w_{t-1}"),
+        body("w_t = k_{t-1}", "S_t = S_{t-1} + w_{t-1} v_tᵀ", READ),
+        body("S_t = S_{t-1} + k_{t-2} v_tᵀ", READ),
         body("S_t = S_{t-1} + S_{t-2}", READ),
     ],
-    "E903": [body("S_t = exp(g_t) S_{t-1}", "for j in 1..2:", "    S_t = S_t + k_{t,j} v_tᵀ", READ)],
+    "E903": [
+        body("for j in 0..2:", "    S_t = S_t + k_t v_tᵀ", READ),
+        body("for j in 1..2:", "S_t = S_{t-1} + k_t v_tᵀ", READ),
+        body("for j in 1..2:", "    S_t = S_t + k_t v_tᵀ", "    n_t = n_t + k_t", "o_t = S_tᵀ n_t"),
+        body("for j in 1..2:", "    S_t = S_t + k_t v_tᵀ", "    u_t = k_t", READ),
+        body("for j in 1..2:", "    input w : [K]", "    S_t = S_t + k_t v_tᵀ", READ),
+        body(
+            "input w : [2, K]",
+            "for j in 1..2:",
+            "    for i in 1..2:",
+            "        S_t = S_t + w_{t,i} v_tᵀ",
+            READ,
+        ),
+    ],
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_specs import K1, KK, KV, V1, expressions, specs
+from random_specs import K1, KK, KV, V1, expressions, specs, specs_of_several_states
 
 from linalg_dsl.algebra import expr as ex
 from linalg_dsl.algebra.expr import Expr
@@ -19,7 +19,11 @@ input v : [V]
 input g, beta, x1 : scalar
 input kk : [n, K]
 input vv : [2, V]
-input bb : [n]
+input bb, gn : [n]
+input Mk : [K, K]
+input X, gx : [K, V]
+input gv : [V]
+param A : [K, V]
 param u : [K]
 param gamma : scalar
 """
@@ -43,7 +47,7 @@ def test_an_expression_reads_back(expr: Expr) -> None:
 
 
 @SLOW
-@given(specs())
+@given(st.one_of(specs(), specs_of_several_states()))
 def test_a_spec_reads_back(spec: RecurrenceSpec) -> None:
     again = parse(show_spec(spec))
     assert again == spec

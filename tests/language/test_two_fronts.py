@@ -16,9 +16,18 @@ SUM, PRODUCT, FACTOR = range(3)
 Both = tuple[str, str]
 LEAVES: dict[Shape, list[Both]] = {
     SCALAR: [("g", "g_t"), ("a", "a_t"), ("gamma", "gamma"), ("c", "c"), ("2", "2"), ("0.5", "0.5")],
-    KEY: [("q", "q_t"), ("k", "k_t"), ("kk[1]", "kk_{t,2}"), ("u", "u")],
-    VALUE: [("v", "v_t")],
-    MATRIX: [("ld.outer(k, v)", "outer(k_t, v_t)")],
+    KEY: [
+        ("q", "q_t"),
+        ("k", "k_t"),
+        ("kk[1]", "kk_{t,2}"),
+        ("u", "u"),
+        ("ld.prev(k)", "k_{t-1}"),
+        ("ld.prev(kk)[0]", "kk_{t-1,1}"),
+        ("(M @ q)", "(M_t q_t)"),
+        ("n", "n_{t-1}"),
+    ],
+    VALUE: [("v", "v_t"), ("(X.T @ k)", "(X_tᵀ k_t)")],
+    MATRIX: [("ld.outer(k, v)", "outer(k_t, v_t)"), ("X", "X_t"), ("ld.exp(G)", "exp(G_t)")],
 }
 
 
@@ -87,31 +96,41 @@ input v : [V]
 input g : log gate
 input a : scalar in (0, 1)
 input kk : [2, K]
+input M : [K, K]
+input X : [K, V]
+input G : log gate [K, V]
 param u : [K]
 param gamma : scalar
 const c = 3
+state S : [K, V]
+state n : [K]
 """
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(written(MATRIX, PRODUCT, 4), written(VALUE, SUM, 4))
-def test_the_same_signs_mean_the_same(update: Both, read: Both) -> None:
+@given(written(MATRIX, PRODUCT, 4), written(KEY, SUM, 3), written(VALUE, SUM, 4))
+def test_the_same_signs_mean_the_same(update: Both, side: Both, read: Both) -> None:
     def f(
         S: object,
+        n: ld.State(ld.K),
         q: ld.K,
         k: ld.K,
         v: ld.V,
         g: ld.LogGate,
         a: ld.Scalar(0, 1),
         kk: ld.Vectors(2, ld.K),
+        M: ld.Matrix(ld.K, ld.K),
+        X: ld.Matrix(ld.K, ld.V),
+        G: ld.LogGate(ld.K, ld.V),
         u: ld.Param(ld.K),
         gamma: ld.Param(),
         c: object = 3,
     ) -> object:
         names = {**locals(), "ld": ld}
-        S = S + eval(update[0], names)
-        return S, S.T @ q + eval(read[0], {**names, "S": S})
+        new = S + eval(update[0], names)
+        return new, ld.tanh(n + eval(side[0], names)), new.T @ q + eval(read[0], names)
 
     f.__annotations__ = {n: a for n, a in f.__annotations__.items() if n not in ("S", "c", "return")}
-    text = f"{HEAD}S_t = S_{{t-1}} + {update[1]}\no_t = S_tᵀ q_t + {read[1]}"
+    text = f"{HEAD}S_t = S_{{t-1}} + {update[1]}\nn_t = tanh(n_{{t-1}} + {side[1]})\n"
+    text += f"o_t = S_tᵀ q_t + {read[1]}"
     assert ld.recurrence(f).spec == parse(text)

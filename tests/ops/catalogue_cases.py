@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import pytest
 import torch
 from loop_kit import Step, run_loop
 from loops_delta import DELTA
@@ -17,50 +16,16 @@ from torch import Tensor
 
 from linalg_dsl.language.parser import parse
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops import catalogue_names
 from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.draw import GateKind, draw
 from linalg_dsl.ops.reference import const_values, reference
 
 STEPS: dict[str, Step] = {**GATED, **DELTA, **MEMORY}
 
-_STATES = "several states do not compile yet"
-_VECTORS = "vector states do not compile yet"
-_ELEMENTWISE = "gates for every entry of the state do not compile yet"
-_VALUE = "transitions and gates on the value side have no kernels yet"
-_COUPLED = "coupled states do not compile yet"
-WAITING: dict[str, str] = {}
-WAITING |= dict.fromkeys(("longhorn", "mamba1"), _ELEMENTWISE)
-WAITING |= dict.fromkeys(("hgrn", "rg_lru", "rwkv4"), _VECTORS)
-WAITING |= dict.fromkeys(("bd_lru", "h_lru", "gateloop", "lru", "s4d", "s5"), _COUPLED)
-WAITING |= dict.fromkeys(("mdn", "mdn_lagged", "titans_linear", "ttt_linear"), _COUPLED)
-WAITING |= dict.fromkeys(("based", "rebased", "normalised_linear_attention", "mlstm"), _STATES)
-WAITING |= dict.fromkeys(("abc", "gsa", "raven", "lightnet", "hla", "ccq"), _STATES)
-WAITING |= dict.fromkeys(("pgdn", "pkda", "osdn", "kalman"), _STATES)
-"""Entries that do not compile yet, with the reason."""
-
-WITHOUT_KERNELS: dict[str, str] = {
-    **dict.fromkeys(("dfw", "gated_oja", "gated_oja_channel"), _VALUE),
-    "mamba2_negative": "signed gates have no kernels yet",
-}
-"""Entries that have a torch module but no Triton kernels yet, with the reason."""
-
-SMALLER = {"abc": {"m": 3.0}, "gsa": {"m": 3.0}, "raven": {"m": 3.0}}
+SMALLER = {name: {"m": 3.0} for name in ("abc", "gsa", "raven", "blurry_window")}
 """Consts that are given in the calls of the tests."""
 
 Named = dict[str, Tensor]
-
-
-def entries(waiting: dict[str, str]) -> list[Any]:
-    """All names as parameters of a test; those that wait must fail."""
-    marks = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in waiting.items()}
-    return [pytest.param(n, marks=[marks[n]] if n in marks else []) for n in catalogue_names()]
-
-
-def needs(*names: str) -> pytest.MarkDecorator:
-    """The mark of a test that fails as long as one of its entries does not compile."""
-    missing = [n for n in names if n in WAITING or n not in catalogue_names()]
-    return pytest.mark.xfail(bool(missing), strict=True, reason=f"{', '.join(missing)} does not compile yet")
 
 
 @cache
@@ -78,6 +43,7 @@ STARTS: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
     "based": {"n": positive},
     "rebased": {"n": positive},
     "rwkv4": {"d": positive},
+    "slstm": {"n": positive},
     "kalman": {"lam": positive},
     "pgdn": {"A": positive},
     "pkda": {"A": positive},
@@ -128,7 +94,7 @@ def make_call(
     tensors = draw(spec, B, T, H, K, V, gates=gates, seed=seed, consts=consts)
     if name == "based":  # features whose products are positive
         tensors |= {n: tensors[n].abs() for n in ("q", "k")}
-    if name in ("lru", "s4d", "s5", "gateloop"):  # cosine and sine
+    if {"c", "s"} <= tensors.keys():  # cosine and sine
         size = torch.hypot(tensors["c"], tensors["s"])
         tensors |= {n: tensors[n] / size for n in ("c", "s")}
     sizes: dict[str, float] = {"K": K, "V": V}

@@ -129,6 +129,37 @@ def s5(x: At, past: At) -> Result:
     return (_complex(x.C_re, x.C_im).T @ h).real + x.D * x.u, {"x": h.real, "y": h.imag}
 
 
+def hgrn_complex(x: At, past: At) -> Result:
+    h = x.f * _complex(x.c, x.s) * _complex(past.x, past.y) + (1 - x.f) * _complex(x.u, x.w)
+    return h.real, {"x": h.real, "y": h.imag}
+
+
+def gru(x: At, past: At) -> Result:
+    h = past.h
+    z, r = torch.sigmoid(x.z + h @ x.R_z), torch.sigmoid(x.r + h @ x.R_r)
+    h = z * h + (1 - z) * torch.tanh(x.n + r * (h @ x.R_n))
+    return h, {"h": h}
+
+
+def lstm(x: At, past: At) -> Result:
+    i, f, g = (torch.sigmoid(a + past.h @ R) for a, R in ((x.i, x.R_i), (x.f, x.R_f), (x.g, x.R_g)))
+    c = f * past.c + i * torch.tanh(x.z + past.h @ x.R_z)
+    h = g * torch.tanh(c)
+    return h, {"c": c, "h": h}
+
+
+def slstm(x: At, past: At) -> Result:
+    """Without the maximum: cell and normaliser as they are, then brought to the stored form."""
+    size = torch.exp(past.m)
+    i = torch.exp(x.i + past.h @ x.R_i)
+    f = torch.sigmoid(x.f + past.h @ x.R_f)
+    c = f * past.c * size + i * torch.tanh(x.z + past.h @ x.R_z)
+    n = f * past.n * size + i
+    h = torch.sigmoid(x.g + past.h @ x.R_g) * c / n
+    m = torch.maximum(torch.log(f) + past.m, torch.log(i))
+    return h, {"m": m, "c": c * torch.exp(-m), "n": n * torch.exp(-m), "h": h}
+
+
 def h_lru(x: At, past: At) -> Result:
     h = x.a * past.h + x.b * past.p + x.i * x.x
     return h, {"p": past.h, "h": h}
@@ -163,6 +194,10 @@ GATED: dict[str, Step] = {
     "lru": lru,
     "s4d": s4d,
     "s5": s5,
+    "hgrn_complex": hgrn_complex,
+    "gru": gru,
+    "lstm": lstm,
+    "slstm": slstm,
     "h_lru": h_lru,
     "bd_lru": bd_lru,
 }

@@ -80,6 +80,15 @@ def raven(x: At, past: At) -> Result:
     return _slots(x, past, keep, 1 - keep)
 
 
+def blurry_window(x: At, past: At) -> Result:
+    gate = torch.complex(x.r * x.c, x.r * x.s)
+    keys = columns(torch.complex(past.X, past.Y), gate) + outer(x.k, x.w)
+    values = rows(gate, torch.complex(past.E, past.F)) + outer(x.w, x.v)
+    weights = torch.softmax(keys.real.T @ x.q / root(x.q), dim=0)
+    states = {"X": keys.real, "Y": keys.imag, "E": values.real, "F": values.imag}
+    return values.real.T @ weights, states
+
+
 def _preconditioned(x: At, past: At, decayed: Tensor) -> Result:
     A = x.h.exp() * past.A + x.eta * x.k**2
     r = torch.log(A + 1e-6) - x.center
@@ -137,6 +146,7 @@ MEMORY: dict[str, Step] = {
     "abc": abc,
     "gsa": gsa,
     "raven": raven,
+    "blurry_window": blurry_window,
     "pgdn": pgdn,
     "pkda": pkda,
     "osdn": osdn,

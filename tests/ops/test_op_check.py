@@ -12,7 +12,7 @@ from op_cases import TEXTS, compiled, leaves
 import linalg_dsl
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops import check
-from linalg_dsl.ops.artefacts import Artefacts, Stages
+from linalg_dsl.ops.artefacts import Artefacts, Passes
 from linalg_dsl.ops.check import CheckRow, reference_results, short_operand_results
 from linalg_dsl.ops.op import CompiledOp
 
@@ -58,7 +58,7 @@ def test_check_sees_a_wrong_module(line: str, rows: str) -> None:
     def derive(spec: object, options: object, consts: object) -> Artefacts:
         return good.artefacts()
 
-    stages = Stages(derive, lambda artefacts, backend, options: text.replace(line, bad))
+    stages = Passes(derive, lambda artefacts, backend, options: text.replace(line, bad))
     report = CompiledOp(good.spec, good.options, stages).check(T=20, device="cpu")
     assert not report.ok
     assert report.worst.name == rows

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.ops import selfcheck
-from linalg_dsl.ops.artefacts import Stages
+from linalg_dsl.ops.artefacts import Passes
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.ops.selfcheck import ENVIRONMENT_VARIABLE, SelfCheck, enabled, known_answer
 
@@ -98,7 +98,7 @@ def test_an_op_runs_it_before_its_first_kernel(monkeypatch: pytest.MonkeyPatch) 
     wrong = text.replace("return o, s_next", "return 1.5 * o, s_next").replace(
         'BACKEND = "torch"', 'BACKEND = "triton"'
     )
-    stages = Stages(
+    stages = Passes(
         lambda spec, options, consts: good.artefacts(),
         lambda made, kind, options: wrong if kind == "triton" else text,
     )

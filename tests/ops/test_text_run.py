@@ -22,20 +22,21 @@ def test_the_same_byte_is_the_same_token() -> None:
         embedded_text(spec, b"", 2, 4, 3, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("name", ["retnet", "gated_delta_rule"])
+@pytest.mark.parametrize("name", ["retnet", "gated_delta_rule", "gsa"])
 def test_segments_give_what_one_long_loop_gives(name: str) -> None:
     spec = parse(catalogue_text(name))
     text = bytes(range(97, 123)) * (2 * SEGMENT // 26 + 1)
     x = embedded_text(spec, text, 2, 4, 3, dtype=torch.float64)
     leaves = {n: z.clone().requires_grad_() for n, z in x.items()}
-    o, state = reference(spec, leaves, output_final_state=True)
-    assert isinstance(state, torch.Tensor)
-    d_o, d_state = torch.randn_like(o), torch.randn_like(state)
-    want = torch.autograd.grad([o, state], list(leaves.values()), [d_o, d_state])
+    o, last = reference(spec, leaves, output_final_state=True)
+    states = [last] if isinstance(last, torch.Tensor) else list(last)
+    d_o, d_states = torch.randn_like(o), [torch.randn_like(x) for x in states]
+    want = torch.autograd.grad([o, *states], list(leaves.values()), [d_o, *d_states])
     told: list[int] = []
-    run = step_loop(spec, x, d_o, d_state, progress=told.append)
+    run = step_loop(spec, x, d_o, d_states, progress=told.append)
     torch.testing.assert_close(run.o, o)
-    torch.testing.assert_close(run.state, state)
+    for state, expected in zip(run.states, states, strict=True):
+        torch.testing.assert_close(state, expected)
     for got, d in zip(run.gradients.values(), want, strict=True):
         torch.testing.assert_close(got, d)
     assert sum(told) == 2 * len(text)

@@ -133,13 +133,13 @@ READ = "\no_t = S_tᵀ q_t"
         ("S_t = S_{t-1} + k_t (v_t ⊙ (v_t - S_{t-1}ᵀ k_t))ᵀ" + READ, "E951", "scaled by v_t"),
         ("S_t = S_{t-1} diag(v_t) - k_t k_tᵀ S_{t-1} + k_t v_tᵀ" + READ, "E951", "before its gate v_t"),
         ("S_t = (I - k_t k_tᵀ) S_{t-1} (I - v_t v_tᵀ) + k_t v_tᵀ" + READ, "E952", "along both axes"),
-        ("S_t = k_t k_tᵀ S_{t-1} + S_{t-1} (I - v_t v_tᵀ) + k_t v_tᵀ" + READ, "E952", "along both axes"),
+        ("S_t = k_t k_tᵀ S_{t-1} + S_{t-1} (I - v_t v_tᵀ) + k_t v_tᵀ" + READ, "E952", "along the other"),
         ("S_t = S_{t-1} + (k_tᵀ S_{t-1} v_t) k_t v_tᵀ" + READ, "E952", "low rank on both"),
         ("S_t = exp(g_t) S_{t-1}" + READ, "E955", "nothing is ever written"),
         ("S_t = S_{t-1} + k_t v_tᵀ\no_t = (q_tᵀ S_t v_t) v_t", "E952", "low rank on both"),
-        ("S_t = S_{t-1} + k_t v_tᵀ\no_t = v_t (v_tᵀ S_tᵀ q_t)", "E957", "other uses"),
+        ("S_t = S_{t-1} + k_t v_tᵀ\no_t = v_t (v_tᵀ S_tᵀ q_t)", "E957", "is no read"),
         ("S_t = S_{t-1} + k_t (k_tᵀ S_{t-1} v_t) v_tᵀ" + READ, "E952", "low rank on both"),
-        ("S_t = S_{t-1} + k_t v_tᵀ\no_t = q_tᵀ S_t v_t", "E957", "only outputs [V] and [K]"),
+        ("S_t = S_{t-1} + k_t v_tᵀ\no_t = q_tᵀ S_t v_t", "E957", "outputs [V] or [K]"),
         ("S_t = S_{t-1} + k_t v_tᵀ\no_t = v_t", "E957", "does not read"),
         ("S_t = S_{t-1} + k_t v_tᵀ + 1" + READ, "E959", "every element"),
         (
@@ -157,6 +157,14 @@ def test_what_has_no_form_is_refused_with_its_reason(lines: str, code: str, part
         assert mistake.code == code
         assert part in mistake.message
         assert mistake.span is not None
+
+
+def test_all_obstacles_are_told_at_once() -> None:
+    update = "S_t = S_{t-1} + (k_tᵀ S_{t-1} v_t) k_t v_tᵀ + (k_t k_tᵀ) S_{t-1} (v_t v_tᵀ)"
+    with pytest.raises(DslError) as caught:
+        canonical(f"{update}\no_t = v_t (v_tᵀ S_tᵀ q_t)")
+    assert [m.code for m in caught.value.mistakes] == ["E952", "E952", "E957"]
+    assert "k_t k_tᵀ S_{t-1} v_t v_tᵀ" in caught.value.mistakes[1].message
 
 
 # -- the record ---------------------------------------------------------------------------------------

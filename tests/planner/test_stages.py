@@ -132,11 +132,10 @@ o_t = S_tᵀ q_t
 """,
 }
 ALL = {**{n: text(n) for n in TEXTS}, **{n: f"recurrence {n}{t}" for n, t in MORE.items()}}
-for waiting in ("trapezoid", "shifted_binding", "shifted_rows"):  # until shifts are part of the language
-    ALL.pop(waiting)
 WHOLE = {
     "gated_oja", "state_V_K", "mamba1", "elementwise_gate", "longhorn", "hgrn", "rg_lru", "momentum_delta",
     "dense", "signed_gates", "reads_on_the_key_side", "read_of_the_last_token", "matrix_of_past",
+    "gated_delta_product",
 }  # fmt: skip
 
 
@@ -207,7 +206,6 @@ def test_the_past_of_a_state_is_its_shifted_value_where_both_are_read() -> None:
     assert not any(isinstance(s, Shift) and s.of == "d" for s in _split("rwkv4").steps)
 
 
-@pytest.mark.skip(reason="until shifts are part of the language")
 def test_shifted_inputs_are_carried_and_keep_their_promises() -> None:
     stages = _split("shifted_binding")
     shifts = [s for s in stages.steps if isinstance(s, Shift)]
@@ -218,7 +216,7 @@ def test_shifted_inputs_are_carried_and_keep_their_promises() -> None:
     gate = stage.spec.input("a_prev")
     assert gate.kind == "gate"
     assert (gate.range.low, gate.range.low_open, gate.range.high) == (0.0, False, 1.0)
-    assert stage.spec.name == "shifted_binding"
+    assert stage.spec.name == "shifted_binding_S"
 
 
 def test_what_has_other_axes_is_a_step_on_tokens() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from catalogue_sets import IN_DEPTH
+from recurrences import WIDER
 
 from linalg_dsl.language.parser import parse
 from linalg_dsl.planner.adjoint import backward
@@ -17,7 +18,11 @@ CATALOGUE = Path(__file__).parents[2] / "ops" / "catalogue"
 
 
 def explained(name: str, **options: object) -> Explanation:
-    canonical = canonicalise(parse((CATALOGUE / f"{name}.rec").read_text(encoding="utf-8")))
+    return explained_text((CATALOGUE / f"{name}.rec").read_text(encoding="utf-8"), **options)
+
+
+def explained_text(text: str, **options: object) -> Explanation:
+    canonical = canonicalise(parse(text))
     forward = derive(canonical)
     return explain(canonical, forward, backward(forward), **options)  # type: ignore[arg-type]
 
@@ -53,6 +58,65 @@ def test_verdicts_name_the_class_and_what_it_compiles_to() -> None:
     assert explained("gated_delta_rule").verdict == (
         "gated_delta_rule: scalar gate + rank 1 → chunk kernels, unit-triangular solve (UT transform)"
     )
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_every_class_is_explained(name: str) -> None:
+    found = explained_text(WIDER[name].text(name), proof=False)
+    text = str(found)
+    assert found.verdict.startswith(f"{name}: {WIDER[name].kind} → ")
+    assert ("why no faster class" in text) == (found.verdict.split(": ")[1][:13] != "scalar gate →")
+    assert "1e+30" not in text
+    assert found.to_latex().isascii()
+    names = [e.left for e in (*found.forward_equations, *found.backward_equations)]
+    assert len(names) == len(set(names))
+
+
+def test_the_reasons_for_every_faster_class_missed() -> None:
+    assert explained("linear_attention").missed == ()
+    assert explained("simple_gla").missed == ()
+    text = (
+        "recurrence all\ninput q, k : [K]\ninput v, p : [V]\ninput r : gate [V] in (-1, 1)\n"
+        "input h : log gate [K]\n"
+        "S_t = diag(exp(h_t)) (I - k_t k_tᵀ) S_{t-1} diag(r_t) + q_t v_tᵀ\no_t = S_t p_t\n"
+    )
+    reasons = "\n".join(explained_text(text).missed)
+    for part in (
+        "read along k_t",
+        "2 left vectors, q_t and exp(h_t) ⊙ k_t",
+        "h_t is one number per token and key channel",
+        "log_size(r_t) is one number per token and value channel",
+        "r_t may be negative",
+        "S_t p_t sums over the axis that is not erased",
+        "boundary term is formed at every chunk",
+    ):
+        assert part in reasons
+
+
+def test_the_form_of_a_transition_on_the_value_side_is_that_of_the_transposed_state() -> None:
+    found = explained_text(WIDER["gated_oja"].text("oja"))
+    assert [str(e) for e in found.form] == [
+        "X = Sᵀ    (erased along the value axis)",
+        "log D = -softplus(z_t)    (one number per token and value channel; m = 1, r = 1)",
+        "L = v_t",
+        "W = beta_t k_t",
+        "B = v_t",
+        "Σ = -beta_t",
+        "read = scale S_tᵀ q_t    (inclusive read, along the axis that is not erased)",
+    ]
+    assert "X_t = D_t ∘ X_{t-1}" in str(found)
+
+
+def test_signs_and_decays_of_both_axes_have_their_own_notation() -> None:
+    text = str(explained_text(WIDER["signed_separable"].text("all"), proof=False))
+    for sign in (
+        "R[C←0] ∘ Λ[C←0] ∘ S₀",
+        "⟩ᴿ[t←s",
+        "σ[t−1←0]",
+        "σ[C←0]",
+        "log_size(x) = log(max(|x|, 1e-15))",
+    ):
+        assert sign in text
 
 
 def test_form_of_the_gated_delta_rule() -> None:

@@ -1,0 +1,177 @@
+"""One stage as registered torch operators: what is made of its spec, and how it is run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from linalg_dsl.codegen.emit.signature import output_like
+from linalg_dsl.codegen.options import CompileOptions
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops.args import call_sizes, check_widths
+from linalg_dsl.ops.artefacts import Artefacts, Passes
+from linalg_dsl.ops.carried import all_started, started
+from linalg_dsl.ops.library import Operator, register
+from linalg_dsl.ops.reference import reference
+from linalg_dsl.planner.evaluate_form import run_form
+from linalg_dsl.planner.step_form import StepForm
+
+Consts = tuple[tuple[str, float], ...]
+States = tuple[Tensor | None, ...]
+Rounding = Callable[[Tensor], Tensor]
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def constant(method: Method) -> Method:
+    """A method that torch.compile runs while tracing, as its result is the same for the same arguments."""
+    return cast(Method, torch.compiler.assume_constant_result(method))  # type: ignore[no-untyped-call]
+
+
+class StageOp:
+    """A recurrence that is one stage: everything is made when it is first needed and kept.
+
+    ``forced`` names the backend of every call, whatever a call asks for: how tests run a stage for which
+    no module can be made.
+    """
+
+    def __init__(self, spec: RecurrenceSpec, options: CompileOptions, passes: Passes) -> None:
+        self.spec = spec
+        self.options = options
+        self.forced: str | None = None
+        self._passes = passes
+        self._derived: dict[Consts, Artefacts] = {}
+        self._texts: dict[tuple[str, Consts], str] = {}
+        self._prepared: dict[tuple[str | float, ...], str] = {}
+
+    def artefacts(self, consts: Consts = ()) -> Artefacts:
+        """Canonical form and plans with these consts fixed."""
+        found = self._derived.get(consts)
+        if found is None:
+            found = self._derived[consts] = self._passes.derive(self.spec, self.options, dict(consts))
+        return found
+
+    def module_text(self, backend: str, consts: Consts = ()) -> str:
+        """The whole generated module of a backend, "triton" or "torch"."""
+        if backend not in ("triton", "torch"):
+            raise ArgumentError(f"source text exists for triton and torch, got {backend!r}")
+        found = self._texts.get((backend, consts))
+        if found is None:
+            text = self._passes.emit(self.artefacts(consts), backend, self.options)
+            found = self._texts[backend, consts] = text
+        return found
+
+    def operator(self, backend: str, consts: Consts = ()) -> Operator:
+        """The registered torch operators of a backend."""
+        before = None
+        if backend == "triton":
+            from linalg_dsl.ops.selfcheck import SelfCheck
+
+            before = SelfCheck(self.spec, consts, lambda: self.operator("torch", consts).module)
+        return register(self.spec, self.module_text(backend, consts), before)
+
+    # -- runs -----------------------------------------------------------------------------------
+    def run(
+        self,
+        backend: str,
+        consts: Consts,
+        tensors: Sequence[Tensor],
+        initials: States,
+        cu_seqlens: Tensor | None,
+        want: bool,
+    ) -> tuple[Tensor, States]:
+        """The output and, if ``want``, the final states; ``consts`` may hold more than this stage has."""
+        own = self._own(consts)
+        backend = self.forced or backend
+        if backend == "reference":
+            return self.step_loop(None, own, tensors, initials, cu_seqlens, want)
+        if backend == "triton":
+            check_widths(self.spec, tensors)
+        name = self._prepare(backend, *(word for pair in own for word in pair))
+        given = dict(own)
+        numbers = [given.get(c.name, math.nan) for c in self.spec.consts]
+        if any(s.start != 0 and x is None for s, x in zip(self.spec.states, initials, strict=True)):
+            sizes = call_sizes(self.spec, tensors, cu_seqlens, given)
+            initials = started(self.spec, initials, sizes, tensors[0])
+        leaves = (*tensors, *initials)
+        save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
+        operator = getattr(torch.ops.linalg_dsl, name)
+        o, *states, _ = operator(*leaves, numbers, cu_seqlens, want, save)
+        return o, tuple(states) if want else (None,) * len(states)
+
+    def step_loop(
+        self,
+        dtype: torch.dtype | None,
+        consts: Consts,
+        tensors: Sequence[Tensor],
+        initials: States,
+        cu_seqlens: Tensor | None,
+        want: bool,
+    ) -> tuple[Tensor, States]:
+        """The same by the step loop, in ``dtype``, by default at least float32."""
+        own = dict(self._own(consts))
+        sizes = call_sizes(self.spec, tensors, cu_seqlens, own)
+        o, states = reference(
+            self.spec,
+            self._named(tensors),
+            initial_state=all_started(self.spec, initials, sizes, tensors[0]),
+            output_final_state=want,
+            cu_seqlens=cu_seqlens,
+            consts=own,
+            dtype=dtype,
+        )
+        if dtype is None and not self.options.wide:
+            o = o.to(tensors[output_like(self.spec, self.options.handed)].dtype)
+        if states is None:
+            return o, (None,) * len(initials)
+        return o, (states,) if isinstance(states, Tensor) else tuple(states)
+
+    def short_loop(
+        self,
+        operand: Rounding,
+        consts: Consts,
+        tensors: Sequence[Tensor],
+        initials: States,
+        cu_seqlens: Tensor | None,
+        want: bool,
+    ) -> tuple[Tensor, States]:
+        """Form (1), one token after the other, with ``operand`` applied to the factors of products.
+
+        A stage without form (1) is run in float32.
+        """
+        own = self._own(consts)
+        form = self.artefacts(own).form
+        if isinstance(form, StepForm):  # its products have no short operands
+            return self.step_loop(torch.float32, own, tensors, initials, cu_seqlens, want)
+        o, last = run_form(form, self._named(tensors), initials[0], dict(own), operand)
+        return o, (last,)
+
+    # -------------------------------------------------------------------------------------------
+    @constant
+    def _prepare(self, backend: str, *words: str | float) -> str:
+        """The name of the operator for these consts (name, value, name, value, ...), registered by now.
+
+        torch.compile calls this while tracing and takes the result for a constant, which asks for plain
+        words as arguments.
+        """
+        key = (backend, *words)
+        found = self._prepared.get(key)
+        if found is None:
+            consts = tuple((str(n), float(v)) for n, v in zip(words[::2], words[1::2], strict=True))
+            # consts that a module takes as numbers need no specialisation of their own
+            general = self.operator(backend)
+            fixed = tuple((n, v) for n, v in consts if n not in general.consts)
+            chosen = self.operator(backend, fixed) if fixed else general
+            found = self._prepared[key] = chosen.name
+        return found
+
+    def _own(self, consts: Consts) -> Consts:
+        names = [c.name for c in self.spec.consts]
+        return tuple((n, v) for n, v in consts if n in names)
+
+    def _named(self, tensors: Sequence[Tensor]) -> Mapping[str, Tensor]:
+        return {d.name: x for d, x in zip(self.spec.inputs, tensors, strict=True)}
