@@ -7,6 +7,7 @@ VENV ?= .venv
 JOBS ?= 2
 
 BIN := $(VENV)/bin
+TARGETS := sm_80 sm_86 sm_90 sm_100 gfx942
 STAMP := $(VENV)/.installed
 # the import package is put together from four folders; type checkers see it through links
 TYPED := build/typecheck
@@ -24,8 +25,12 @@ test: $(STAMP)
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -q -m gpu
 
+# an hour of one core: JOBS targets at a time
 compile-all: $(STAMP)
-	$(BIN)/python -m linalg_dsl compile --all --target all
+	$(MAKE) --output-sync=target --keep-going -j $(JOBS) $(TARGETS:%=compile-for-%)
+
+compile-for-%: $(STAMP)
+	$(BIN)/python -m linalg_dsl compile --all --target $*
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -43,24 +43,23 @@ def compile_all(
     rows: list[dict[str, Any]] = []
     good = True
     for spec in specs:
+        found: list[dict[str, Any]] = []
         try:
             op = linalg_dsl.compile(spec)
-        except DslError as mistake:
+            if out is not None or not places:
+                for path in write_modules(op, out or Path("build")):
+                    output.note(f"wrote {path}")
+            for target in places:
+                with output.working(f"compiling {spec.name} for {target}"):
+                    failure = _compile(op, target, {"K": key, "V": value}, dtype, seen, found)
+                if failure is not None:
+                    good = False
+                    output.problem(f"{spec.name} does not compile for {target}: {failure}")
+        except (DslError, ArgumentError) as refusal:
             if len(specs) == 1:
                 raise
-            good = False
-            output.problem(str(mistake))
-            continue
-        if out is not None or not places:
-            for path in write_modules(op, out or Path("build")):
-                output.note(f"wrote {path}")
-        found: list[dict[str, Any]] = []
-        for target in places:
-            with output.working(f"compiling {spec.name} for {target}"):
-                failure = _compile(op, target, {"K": key, "V": value}, dtype, seen, found)
-            if failure is not None:
-                good = False
-                output.problem(f"{spec.name} does not compile for {target}: {failure}")
+            good = False  # the others are still of interest
+            output.problem(str(refusal))
         if found:
             output.table(spec.name, COLUMNS, found)
         rows += [{"recurrence": spec.name, **row} for row in found]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import pytest
 import torch
 from loop_kit import Step, run_loop
 from loops_delta import DELTA
@@ -17,35 +16,16 @@ from torch import Tensor
 
 from linalg_dsl.language.parser import parse
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops import catalogue_names
 from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.draw import GateKind, draw
 from linalg_dsl.ops.reference import const_values, reference
 
 STEPS: dict[str, Step] = {**GATED, **DELTA, **MEMORY}
 
-WAITING: dict[str, str] = {"mamba3": "shifts do not compile yet"}
-"""Entries that do not compile yet, with the reason."""
-
-WITHOUT_KERNELS: dict[str, str] = {}
-"""Entries that have a torch module but no Triton kernels yet, with the reason."""
-
 SMALLER = {name: {"m": 3.0} for name in ("abc", "gsa", "raven", "blurry_window")}
 """Consts that are given in the calls of the tests."""
 
 Named = dict[str, Tensor]
-
-
-def entries(waiting: dict[str, str]) -> list[Any]:
-    """All names as parameters of a test; those that wait must fail."""
-    marks = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in waiting.items()}
-    return [pytest.param(n, marks=[marks[n]] if n in marks else []) for n in catalogue_names()]
-
-
-def needs(*names: str) -> pytest.MarkDecorator:
-    """The mark of a test that fails as long as one of its entries does not compile."""
-    missing = [n for n in names if n in WAITING or n not in catalogue_names()]
-    return pytest.mark.xfail(bool(missing), strict=True, reason=f"{', '.join(missing)} does not compile yet")
 
 
 @cache

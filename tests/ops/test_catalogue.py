@@ -13,13 +13,10 @@ import pytest
 import torch
 from catalogue_cases import (
     STEPS,
-    WAITING,
-    WITHOUT_KERNELS,
     assert_close,
     by_hand,
     by_op,
     by_reference,
-    entries,
     make_call,
     spec_of,
     with_gradients,
@@ -41,8 +38,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* has no chunk form:UserWarning
 K, V = 5, 4
 ABSTRACT = "Form taken from the abstract; not compared with the paper's text."
 FROM_ABSTRACTS = {"bd_lru", "blurry_window", "ccq", "dgd", "eda", "h_lru", "osdn", "raven"}
-COMPILING = entries(WAITING)
-WITH_KERNELS = entries(WAITING | WITHOUT_KERNELS)
 
 
 def test_every_entry_has_a_loop_written_by_hand() -> None:
@@ -80,7 +75,7 @@ def test_an_entry_starts_as_the_paper_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("gates", ["mild", "resets"])
-@pytest.mark.parametrize("name", COMPILING)
+@pytest.mark.parametrize("name", catalogue_names())
 def test_the_torch_module_agrees_with_the_step_loop_in_every_gradient(name: str, gates: Any) -> None:
     call = make_call(name, 1, 37, 2, K, V, gates=gates, seed=1)
     found = with_gradients(call, by_op(call, getattr(ops, name), backend="torch"))
@@ -92,7 +87,7 @@ def in_short_chunks(name: str, backend: str) -> CompiledOp:
     return linalg_dsl.compile(spec_of(name), backend=backend, chunk_size=16)
 
 
-@pytest.mark.parametrize("name", COMPILING)
+@pytest.mark.parametrize("name", catalogue_names())
 def test_the_torch_module_agrees_over_several_chunks(name: str) -> None:
     call = make_call(name, 2, 37, 1, 3, 6, seed=5)
     found = with_gradients(call, by_op(call, in_short_chunks(name, "torch")))
@@ -100,7 +95,7 @@ def test_the_torch_module_agrees_over_several_chunks(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 37, 2, K, V), (1, 20, 1, 3, 6)], ids=["37-2-5-4", "20-1-3-6"])
-@pytest.mark.parametrize("name", WITH_KERNELS)
+@pytest.mark.parametrize("name", catalogue_names())
 def test_the_kernels_agree_with_the_step_loop_in_every_gradient(
     name: str, shape: tuple[int, int, int, int, int]
 ) -> None:
@@ -117,12 +112,12 @@ def own_lines(module: str) -> int:
     return sum(len(f.splitlines()) for f in functions if f.startswith(own))
 
 
-@pytest.mark.parametrize("name", entries(WAITING))
+@pytest.mark.parametrize("name", catalogue_names())
 def test_what_an_entry_adds_to_a_torch_module_is_short(name: str) -> None:
     assert 0 < own_lines(linalg_dsl.compile(spec_of(name)).source(backend="torch")) < 120
 
 
-@pytest.mark.parametrize("name", WITH_KERNELS)
+@pytest.mark.parametrize("name", catalogue_names())
 def test_from_line_to_both_modules_in_seconds(name: str) -> None:
     linalg_dsl.compile(ops.kda.spec).source(backend="triton")  # pays for the imports
     began = time.process_time()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from catalogue_cases import needs
 from torch import Tensor
 
 from linalg_dsl import ops
@@ -57,7 +56,6 @@ def test_without_decay_the_gated_delta_rule_is_the_delta_rule(x: dict[str, Tenso
     close(ops.gated_delta_rule(q, k, v, x["zero"], beta), ops.delta_rule(q, k, v, beta))
 
 
-@needs("gated_delta_product", "delta_product")
 def test_one_step_of_gated_delta_product_is_the_gated_delta_rule(x: dict[str, Tensor]) -> None:
     q, k, v, g, beta = (x[n] for n in ("q", "k", "v", "g", "beta"))
     single = (k[..., None, :], v[..., None, :])
@@ -80,7 +78,6 @@ def test_mamba2_is_simple_gla(x: dict[str, Tensor]) -> None:
     close(found, ops.simple_gla(q, k, dt[..., None] * v, g, scale=1.0))
 
 
-@needs("mdn")
 def test_momentum_without_memory_is_the_delta_rule_that_erases_the_undecayed_state(
     x: dict[str, Tensor],
 ) -> None:
@@ -90,7 +87,6 @@ def test_momentum_without_memory_is_the_delta_rule_that_erases_the_undecayed_sta
     close(ops.mdn(q, k, p, v, g, forgets, beta, eta), plain)
 
 
-@needs("gated_oja")
 def test_gated_oja_is_kda_transposed(x: dict[str, Tensor]) -> None:
     q, k, v, g, beta = (x[n] for n in ("q", "k", "v", "g_K", "beta"))
     # the states are each other's transposes; a read with a unit vector shows one row
@@ -99,7 +95,6 @@ def test_gated_oja_is_kda_transposed(x: dict[str, Tensor]) -> None:
     close(state, turned.mT)
 
 
-@needs("gated_oja", "gated_oja_channel")
 def test_gated_oja_with_equal_strengths_is_gated_oja(x: dict[str, Tensor]) -> None:
     q, v, key, g, beta = (x[n] for n in ("q", "v", "k", "g_K", "beta"))
     found = ops.gated_oja_channel(q, q, key, g, beta[..., None].expand_as(key))
@@ -139,13 +134,11 @@ def test_spellings_of_gates_and_strengths(x: dict[str, Tensor]) -> None:
     )
 
 
-@needs("mamba2_negative")
 def test_a_positive_signed_gate_is_a_gate(x: dict[str, Tensor]) -> None:
     q, k, v, g = (x[n] for n in ("q", "k", "v", "g"))
     close(ops.mamba2_negative(q, k, v, g.exp()), ops.simple_gla(q, k, v, g))
 
 
-@needs("mamba3")
 def test_mamba3_without_the_trapezoid_is_mamba2(x: dict[str, Tensor]) -> None:
     q, k, v, dt = (x[n] for n in ("q", "k", "v", "eta"))
     a = torch.tensor([0.3, -1.0], dtype=torch.float64)
@@ -157,7 +150,6 @@ def test_eda_that_erases_nothing_is_kda(x: dict[str, Tensor]) -> None:
     close(ops.eda(q, k, p, v, g, beta, x["zero"]), ops.kda(q, k, v, g, beta))
 
 
-@needs("osdn", "pgdn", "pkda")
 def test_preconditioners_that_stay_at_one_leave_the_delta_rule(x: dict[str, Tensor]) -> None:
     q, k, v, g, beta, zero = (x[n] for n in ("q", "k", "v", "g", "beta", "zero"))
     close(ops.osdn(q, k, v, beta, zero), ops.delta_rule(q, k, v, beta))
@@ -169,7 +161,6 @@ def test_preconditioners_that_stay_at_one_leave_the_delta_rule(x: dict[str, Tens
     )
 
 
-@needs("titans_linear", "mdn")
 def test_titans_is_momentum_with_other_names(x: dict[str, Tensor]) -> None:
     q, k, v, g, eta, beta = (x[n] for n in ("q", "k", "v", "g", "eta", "beta"))
     found = ops.titans_linear(q, k, v, g.exp(), eta, beta)
@@ -183,7 +174,6 @@ def test_a_memory_that_is_always_chosen_is_the_gated_delta_rule(x: dict[str, Ten
     close(kept, torch.zeros_like(kept))
 
 
-@needs("raven", "gsa")
 def test_raven_that_routes_to_every_slot_is_gated_slot_attention(x: dict[str, Tensor]) -> None:
     q, k, v, g = (x[n] for n in ("q", "k", "v", "g"))
     slots = torch.rand(B, T, H, 3, dtype=torch.float64)
@@ -196,7 +186,6 @@ def causal_softmax(logits: Tensor) -> Tensor:
     return by_channel.masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf).softmax(-1)
 
 
-@needs("lightnet")
 def test_lightnet_weighs_tokens_by_a_softmax(x: dict[str, Tensor]) -> None:
     q, v = x["q"], x["v"]
     logits = 5 * x["q"].flip(1)
@@ -204,7 +193,6 @@ def test_lightnet_weighs_tokens_by_a_softmax(x: dict[str, Tensor]) -> None:
     close(ops.lightnet(q, logits, v, scale=1.0), torch.einsum("bthd,bthdv->bthv", q, states))
 
 
-@needs("abc")
 def test_abc_attends_to_softmax_averages(x: dict[str, Tensor]) -> None:
     q, k, v = x["q"], x["k"], x["v"]
     logits = 5 * x["q"][..., :3].flip(1)
@@ -215,7 +203,6 @@ def test_abc_attends_to_softmax_averages(x: dict[str, Tensor]) -> None:
     close(ops.abc(q, k, v, logits, m=3, scale=1.0), torch.einsum("bthm,bthmv->bthv", attention, values))
 
 
-@needs("mlstm")
 def test_mlstm_is_what_it_would_be_without_the_running_maximum(x: dict[str, Tensor]) -> None:
     q, k, v, i, f = x["q"], x["k"], x["v"], x["raw"], 2 + x["raw"].flip(1)
     total = torch.nn.functional.logsigmoid(f).cumsum(1)
@@ -226,7 +213,6 @@ def test_mlstm_is_what_it_would_be_without_the_running_maximum(x: dict[str, Tens
     close(ops.mlstm(q, k, v, i, f), numerator / scores.sum(2).abs().clamp_min(1)[..., None])
 
 
-@needs("rwkv4")
 def test_rwkv4_is_an_average_of_values(x: dict[str, Tensor]) -> None:
     k, v = x["v"].flip(1), x["v"]
     w = torch.rand(H, V, dtype=torch.float64)
@@ -239,7 +225,6 @@ def test_rwkv4_is_an_average_of_values(x: dict[str, Tensor]) -> None:
     close(ops.rwkv4(k, v, w, u)[0], torch.einsum("tshv,shv->thv", logits.softmax(1), v[0]))
 
 
-@needs("hla")
 def test_hla_is_a_double_sum_over_pairs(x: dict[str, Tensor]) -> None:
     q, k, v = x["q"], x["k"], x["v"]
     mask = torch.ones(T, T, dtype=torch.float64).tril()[None, :, :, None]
@@ -250,7 +235,6 @@ def test_hla_is_a_double_sum_over_pairs(x: dict[str, Tensor]) -> None:
     close(found, torch.einsum("btih,bijh,tj,bjhv->bthv", scores, later, mask[0, :, :, 0], v))
 
 
-@needs("ccq")
 def test_second_moments_without_history_leave_the_query(x: dict[str, Tensor]) -> None:
     """ccq whose covariance starts at I and stays there is the gated delta rule: k = 0 adds nothing to it."""
     q, k, v, beta = (x[n] for n in ("q", "k", "v", "beta"))
