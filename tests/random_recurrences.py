@@ -57,6 +57,7 @@ RULES = {
     "matrix": [
         "({matrix} + {matrix})", "({square} {matrix})", "({key} {value}ᵀ)", "({scalar} {matrix})",
         "({matrix} ⊙ ({key} {value}ᵀ))", "({matrix} / {scalar})", "(x_tᵀ (y_t - x_t {matrix}))",
+        "({matrix} diag({value}))", "({matrix} ({value} {value}ᵀ))", "({matrix} (I - {value} {value}ᵀ))",
     ],
 }  # fmt: skip
 

@@ -120,7 +120,9 @@ class Explanation:
         """Exact proofs at small sizes; empty where they are not asked for."""
         if not self.with_proof or not self.canonical.spec.updates:
             return ()
-        rank = self.recurrence.r  # the number of monomials grows fast with it
+        rec = self.recurrence
+        # the number of monomials grows fast with the erases, and with further gates beside them
+        rank = rec.r and rec.r + (rec.value_decay.kind != "none") + bool(rec.decay.signed)
         with_gradients = prove(self.canonical, 3 if rank <= 2 else 2, 1, 1, self.forward, self.backward)
         wider = prove(self.canonical, 2 if rank <= 3 else 1, 2, 2 if rank <= 2 else 1, self.forward)
         return (str(with_gradients), str(wider))
