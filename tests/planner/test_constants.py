@@ -97,7 +97,7 @@ def test_a_division_by_a_const_that_becomes_zero_is_refused() -> None:
 def test_one_slot_of_a_state_of_slots_is_refused() -> None:
     whole = spec(
         "const n = 2\ninput g : log gate [n]",
-        "S_t = exp(g_{t,1}) S_{t-1} + k_t exp(g_t)ᵀ\nz_t = max(z_{t-1}, v_t)\no_t = z_t (q_tᵀ S_t g_t)\n",
+        "S_t = exp(g_{t,1}) S_{t-1} + k_t exp(g_t)ᵀ\nz_t = max(z_{t-1}, q_tᵀ k_t)\no_t = S_t g_t + z_t\n",
     )
     stage = next(s for s in split(whole).stages if s.spec.states[0].name == "S")
     with pytest.raises(DslError, match="E963: row 1 of g is picked where all its rows are slots"):
