@@ -11,7 +11,7 @@ from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient
 from linalg_dsl.algebra.rules import BIG_DIMS, is_small
 from linalg_dsl.algebra.traverse import symbols, transform
 from linalg_dsl.algebra.unroll import unroll
-from linalg_dsl.errors import ArgumentError, DslError
+from linalg_dsl.errors import ArgumentError, DslError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 
 _MATH: dict[str, Callable[..., float]] = {
@@ -109,13 +109,8 @@ def _check_rows(spec: RecurrenceSpec, sizes: Mapping[str, int], values: Mapping[
         dim = declared.get(symbol.name)
         if not isinstance(symbol.row, int) or dim is None:
             continue
-        if dim in BIG_DIMS:  # a stage has turned slots into an axis of its state
-            raise DslError.single(
-                "E963",
-                f"row {symbol.row + 1} of {symbol.name} is picked where all its rows are slots of a state",
-                symbol.span,
-                "pass the row as an input of its own",
-            )
+        if dim in BIG_DIMS:
+            raise InternalError(f"{spec.name}: row {symbol.row + 1} of {symbol.name} lies along {dim}")
         size = dim if isinstance(dim, int) else sizes[dim]
         if symbol.row >= size:
             raise DslError.single(
