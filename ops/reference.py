@@ -55,9 +55,9 @@ def reference(
     ``tensors`` holds every declared input, [B, T, H, *dims], and param, [H, *dims]; head counts are
     equal or divide the largest, H. ``initial_state`` is [N, H, *dims] per carried tensor (a tensor for
     one, a sequence or mapping for several, in the order of ``spec.carried``: the states, then what
-    shifted inputs were at the token before), where N is B, or the number of sequences when
-    ``cu_seqlens`` (N + 1 offsets, batch 1) packs several into one row. Everything is computed in
-    ``dtype``, by default the promoted type of the tensors and at least float32.
+    shifted inputs were at the token before; None or nothing is the declared start), where N is B, or the
+    number of sequences when ``cu_seqlens`` (N + 1 offsets, batch 1) packs several into one row.
+    Everything is computed in ``dtype``, by default the promoted type of the tensors and at least float32.
 
     Returns the output [B, T, H, *dims] and, if asked for, what is carried after the last token [N, H,
     *dims] (else None; a named tuple for several), both of type ``dtype``. Built from ordinary
@@ -150,7 +150,7 @@ class _Problem:
         if initial_state is not None:
             given = unpack_states(spec, initial_state)
             for (name, dims), tensor in zip(_carried_dims(spec), given, strict=True):
-                for dim, size in zip(dims, tensor.shape[2:], strict=False):
+                for dim, size in zip(dims, () if tensor is None else tensor.shape[2:], strict=False):
                     _bind_size(sizes, dim, size, f"{spec.name}: initial state {name}")
         every = [tensors[i.name] for i in spec.inputs]
         work = dtype or torch.float32
@@ -185,20 +185,21 @@ class _Problem:
     def start(self, initial_state: States | None, cu_seqlens: Tensor | None) -> list[Tensor]:
         """What is carried into the first token, [N, H, rows, columns] each; a shift brings zeros."""
         count = self.batch if cu_seqlens is None else cu_seqlens.numel() - 1
-        given = None if initial_state is None else unpack_states(self.spec, initial_state)
+        names = self.spec.carried
+        given = [None for _ in names] if initial_state is None else unpack_states(self.spec, initial_state)
         fill = [s.start for s in self.spec.states] + [0.0 for _ in self.spec.shifted]
         carried = []
-        for i, (name, dims) in enumerate(_carried_dims(self.spec)):
+        for (name, dims), start, tensor in zip(_carried_dims(self.spec), fill, given, strict=True):
             shape = (count, self.heads, *(self.size(d) for d in dims))
-            if given is None:
-                value = torch.full(shape, fill[i], dtype=self.dtype, device=self.device)
-            elif tuple(given[i].shape) != shape:
+            if tensor is None:
+                value = torch.full(shape, start, dtype=self.dtype, device=self.device)
+            elif tuple(tensor.shape) != shape:
                 raise ArgumentError(
-                    f"{self.spec.name}: initial state {name} has shape {tuple(given[i].shape)}, "
+                    f"{self.spec.name}: initial state {name} has shape {tuple(tensor.shape)}, "
                     f"expected {shape}"
                 )
             else:
-                value = given[i].to(self.dtype)
+                value = tensor.to(self.dtype)
             carried.append(_as_matrix(value, len(dims)))
         for i, decl in enumerate(self.spec.shifted, len(self.spec.states)):
             carried[i] = _finite_gate(carried[i], decl)
@@ -311,11 +312,13 @@ class _Step:
         if count != int(count) or count < 1:
             raise ArgumentError(f"{count:g} substeps of {loop.name}: expected a positive whole number")
         running = self.evaluate(loop.start)
+        around = self.rows  # a substep may be the first to ask for a state that has substeps itself
         for step in range(int(count)):
             self.now[loop.name] = running
-            self.rows[loop.index] = step
+            self.rows = {**around, loop.index: step}
             running = self.evaluate(loop.body)
-        del self.now[loop.name], self.rows[loop.index]
+        self.rows = around
+        del self.now[loop.name]
         return running
 
     def _symbol(self, symbol: Symbol) -> Tensor:

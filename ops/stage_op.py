@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -71,7 +72,10 @@ class StageOp:
         if backend == "triton":
             from linalg_dsl.ops.selfcheck import SelfCheck
 
-            before = SelfCheck(self.spec, consts, lambda: self.operator("torch", consts).module)
+            def exact() -> ModuleType:
+                return self.operator("torch", consts).module
+
+            before = SelfCheck(self.spec, consts, exact, self.options.handed)
         return register(self.spec, self.module_text(backend, consts), before)
 
     # -- runs -----------------------------------------------------------------------------------

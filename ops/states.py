@@ -13,7 +13,8 @@ from torch import Tensor
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
 
-States = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+States = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
+"""As handed in: one tensor, several in order, or by name; what is None or left out is as declared."""
 
 
 def state_tuple(spec: RecurrenceSpec) -> Any:
@@ -40,16 +41,22 @@ def pack_states(spec: RecurrenceSpec, tensors: Sequence[Tensor]) -> Any:
     return tensors[0] if len(tensors) == 1 else state_tuple(spec)(*tensors)
 
 
-def unpack_states(spec: RecurrenceSpec, given: States) -> list[Tensor]:
-    """The tensors of a state, in order; raises ``ArgumentError`` where their number or names are wrong."""
+def unpack_states(spec: RecurrenceSpec, given: States) -> list[Tensor | None]:
+    """The carried tensors in order, None for those left to their declared start.
+
+    Raises ``ArgumentError`` where their number or names are wrong.
+    """
     names = spec.carried
+    listed: list[Tensor | None]
     match given:
         case Tensor():
             listed = [given]
         case Mapping():
-            if set(given) != set(names):
-                raise ArgumentError(f"{spec.name}: initial_state has {sorted(given)}, expected {list(names)}")
-            listed = [given[n] for n in names]
+            if unknown := [n for n in given if n not in names]:
+                raise ArgumentError(
+                    f"{spec.name}: initial_state has {unknown[0]!r}, expected {', '.join(names)}"
+                )
+            listed = [given.get(n) for n in names]
         case _:
             listed = list(given)
     if len(listed) != len(names):

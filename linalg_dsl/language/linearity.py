@@ -61,16 +61,21 @@ def _report(
 def _relative(found: Joined, matrix: str, several: bool) -> str:
     """The nearest linear recurrence, in words."""
     match found.how:
+        case "" if several:
+            return "the nearest linear relative takes one of the two factors from inputs"
         case "":
-            if several:
-                return "take one of the two factors from inputs"
-            return "the nearest linear relative takes one factor from inputs, as the delta rule does"
+            return (
+                "the nearest linear relative is a delta rule, (I - beta_t k_t k_tᵀ) with vectors of the input"
+            )
         case "/":
-            return f"keep the sum itself, and divide what is read from {matrix}_t in the output"
+            return f"the nearest linear relative keeps the sum, and divides what is read from {matrix}_t"
         case "^":
             return "the nearest linear relative is without the power"
+        case "l2norm" | "softmax":
+            return f"the nearest linear relative has `{found.how}` around the key, or around what is read"
         case how:
-            return f"the nearest linear relative is without `{how}`, which may stand around what is read"
+            network = f"with `{how}` around the state this is a recurrent network of the kind of M2RNN"
+            return f"{network}; the nearest linear relative is without it, or has it around what is read"
 
 
 def _crop(term: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
-from linalg_dsl.algebra.rules import is_small
+from linalg_dsl.algebra.rules import BIG_DIMS, is_small
 from linalg_dsl.algebra.traverse import symbols, transform
 from linalg_dsl.algebra.unroll import unroll
 from linalg_dsl.errors import ArgumentError, DslError
@@ -109,6 +109,13 @@ def _check_rows(spec: RecurrenceSpec, sizes: Mapping[str, int], values: Mapping[
         dim = declared.get(symbol.name)
         if not isinstance(symbol.row, int) or dim is None:
             continue
+        if dim in BIG_DIMS:  # a stage has turned slots into an axis of its state
+            raise DslError.single(
+                "E963",
+                f"row {symbol.row + 1} of {symbol.name} is picked where all its rows are slots of a state",
+                symbol.span,
+                "pass the row as an input of its own",
+            )
         size = dim if isinstance(dim, int) else sizes[dim]
         if symbol.row >= size:
             raise DslError.single(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_specs import K1, KK, KV, V1, expressions
 from torch import Tensor
 
 from linalg_dsl.algebra import expr as ex
 from linalg_dsl.algebra.expr import Expr, Number, Shape, ShapeError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "language"))
-from random_specs import K1, KK, KV, V1, expressions
 
 SIZES = {"K": 3, "V": 2}
 SHAPES = [ex.SCALAR, K1, V1, KK, KV, (1, "K"), ("V", "K")]

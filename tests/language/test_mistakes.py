@@ -128,8 +128,9 @@ SLIPS = {
 <text>:7:7: E405: the update of `S` is not linear in it: `tanh(S_{t-1})`
    7 | S_t = tanh(S_{t-1}) + k_t v_tᵀ
              ^^^^^^^^^^^^^
-     help: a chunk form exists only where every term holds S_{t-1} once, outside functions; the nearest \
-linear relative is without `tanh`, which may stand around what is read""",
+     help: a chunk form exists only where every term holds S_{t-1} once, outside functions; with \
+`tanh` around the state this is a recurrent network of the kind of M2RNN; the nearest linear relative is \
+without it, or has it around what is read""",
     body("S_t = exp(g_t (I - k_t k_tᵀ) S_{t-1}", READ): """\
 <text>:7:10: E102: this `(` is never closed
    7 | S_t = exp(g_t (I - k_t k_tᵀ) S_{t-1}
@@ -180,8 +181,9 @@ linear relative is without `tanh`, which may stand around what is read""",
 <text>:8:11: E405: the update of `S` is not linear in it: `tanh(S_t)`
    8 |     S_t = tanh(S_t) + k_t v_tᵀ
                  ^^^^^^^^^
-     help: a chunk form exists only where every term holds S_{t-1} once, outside functions; the nearest \
-linear relative is without `tanh`, which may stand around what is read""",
+     help: a chunk form exists only where every term holds S_{t-1} once, outside functions; with \
+`tanh` around the state this is a recurrent network of the kind of M2RNN; the nearest linear relative is \
+without it, or has it around what is read""",
 }  # fmt: skip
 
 

@@ -115,9 +115,26 @@ def test_a_nonlinear_use_is_quoted_where_states_feed_each_other() -> None:
         "`tanh(S_{t-1}ᵀ k_t)`\n"
         "   5 | a_t = b_t a_{t-1} + tanh(S_{t-1}ᵀ k_t)\n"
         "                           ^^^^^^^^^^^^^^^^^^\n"
-        "     help: `S` is a matrix: every term may hold one of them once, outside functions; the nearest "
-        "linear relative is without `tanh`, which may stand around what is read"
+        "     help: `S` is a matrix: every term may hold one of them once, outside functions; with `tanh` "
+        "around the state this is a recurrent network of the kind of M2RNN; the nearest linear relative is "
+        "without it, or has it around what is read"
     )
+
+
+@pytest.mark.parametrize(
+    ("update", "relative"),
+    [
+        ("S_{t-1} ⊙ (S_{t-1} v_t v_tᵀ) + k_t v_tᵀ", "a delta rule, (I - beta_t k_t k_tᵀ) with vectors of"),
+        ("S_{t-1} / (1 + k_tᵀ S_{t-1} v_t) + k_t v_tᵀ", "keeps the sum, and divides what is read from S_t"),
+        ("S_{t-1} + k_t l2norm(S_{t-1}ᵀ k_t)ᵀ", "has `l2norm` around the key, or around what is read"),
+        ("S_{t-1} + k_t ((S_{t-1}ᵀ k_t)^2)ᵀ", "is without the power"),
+        ("relu(S_{t-1} + k_t v_tᵀ)", "with `relu` around the state this is a recurrent network"),
+    ],
+)
+def test_a_nonlinear_update_is_told_its_nearest_linear_relative(update: str, relative: str) -> None:
+    found = message(f"S_t = {update}", "o_t = S_tᵀ q_t")
+    assert "E405: the update of `S` is not linear in it" in found
+    assert relative in found
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from random_specs import specs_of_several_states
 from state_recurrences import TEXTS, text
 from torch import Tensor
 
+from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.parser import parse
+from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.draw import draw, draw_state
 from linalg_dsl.ops.reference import reference
 
@@ -201,6 +205,21 @@ def test_gradients_are_finite_from_the_declared_start_on(name: str) -> None:
         assert bool(gradient.isfinite().all())
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(specs_of_several_states())
+def test_any_spec_goes_on_where_it_stopped(spec: RecurrenceSpec) -> None:
+    x = {n: a.float().double() for n, a in draw(spec, 1, 4, 1, K, V).items()}
+    timed = {i.name for i in spec.inputs if i.timed}
+    whole, after = reference(spec, x, output_final_state=True)
+    between, outs = None, []
+    for begin in (0, 3):
+        piece = {n: a[:, begin : begin + 3] if n in timed else a for n, a in x.items()}
+        o, between = reference(spec, piece, initial_state=between, output_final_state=True)
+        outs.append(o)
+    torch.testing.assert_close(torch.cat(outs, 1), whole, equal_nan=True)
+    torch.testing.assert_close(between, after, equal_nan=True)
+
+
 def test_several_states_come_back_by_name_and_go_in_by_order_or_name() -> None:
     spec = parse(text("mlstm"))
     x = draw(spec, B, T, H, K, V)
@@ -228,6 +247,28 @@ def test_a_shift_is_handed_on_under_its_own_name() -> None:
     assert last._fields == ("S", "B_prev", "x_prev")
     assert torch.equal(last.B_prev, x["B"][:, -1])
     assert torch.equal(last.x_prev, x["x"][:, -1])
+
+
+def test_what_is_not_handed_in_is_as_declared() -> None:
+    spec = parse(text("mlstm"))
+    x = draw(spec, B, T, H, K, V)
+    S = torch.randn(B, H, K, V, dtype=torch.float64)
+    start = (torch.full((B, H), -INF), S, torch.zeros(B, H, K))
+    whole, _ = reference(spec, x, initial_state=start)
+    for some in ((None, S, None), {"S": S}, {"S": S, "n": None}):
+        assert torch.equal(reference(spec, x, initial_state=some)[0], whole)
+    for wrong in ((S,), {"R": S}):
+        with pytest.raises(ArgumentError, match="initial_state"):
+            reference(spec, x, initial_state=wrong)
+
+
+def test_a_state_with_substeps_may_be_asked_for_in_a_substep() -> None:
+    head = "recurrence r\nstate y, x : [K]\ninput k, p : [2, K]\n"
+    first = "for j in 1..2:\n    x_t = x_t / 2 + k_{t,j}\n"
+    nested = parse(head + first + "for j in 1..2:\n    y_t = y_t / 2 + x_t ⊙ p_{t,j}\no_t = y_t")
+    plain = parse(head + first + "y_t = (y_{t-1} / 2 + x_t ⊙ p_{t,1}) / 2 + x_t ⊙ p_{t,2}\no_t = y_t")
+    x = draw(nested, B, T, H, K, V)
+    torch.testing.assert_close(reference(nested, x)[0], reference(plain, x)[0])
 
 
 def test_a_const_says_how_many_substeps_there_are() -> None:

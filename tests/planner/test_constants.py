@@ -10,6 +10,7 @@ from linalg_dsl.language.parser import parse
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.constants import find_constants
+from linalg_dsl.planner.split import split
 
 HEAD = "recurrence test\ninput q, k : [K]\ninput v : [V]\n"
 TAIL = "S_t = c S_{t-1} + k_t v_tᵀ\no_t = S_tᵀ q_t\n"
@@ -91,3 +92,13 @@ def test_a_division_by_a_const_that_becomes_zero_is_refused() -> None:
     found = spec("const c = 1", "S_t = S_{t-1} / c + k_t v_tᵀ\no_t = S_tᵀ q_t\n")
     with pytest.raises(DslError, match="divides by zero"):
         find_constants(found, {"c": 0.0}).substitute(found.updates[0].value)
+
+
+def test_one_slot_of_a_state_of_slots_is_refused() -> None:
+    whole = spec(
+        "const n = 2\ninput g : log gate [n]",
+        "S_t = exp(g_{t,1}) S_{t-1} + k_t exp(g_t)ᵀ\nz_t = max(z_{t-1}, q_tᵀ k_t)\no_t = S_t g_t + z_t\n",
+    )
+    stage = next(s for s in split(whole).stages if s.spec.states[0].name == "S")
+    with pytest.raises(DslError, match="E963: row 1 of g is picked where all its rows are slots"):
+        find_constants(stage.spec, {})
