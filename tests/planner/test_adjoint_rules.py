@@ -53,7 +53,8 @@ def solved(m: int, r: int) -> Callable[..., tuple[int, ...]]:
         scores = [x[i * m : (i + 1) * m] for i in range(r)]
         sigma = [x[m * r + j * r : m * r + (j + 1) * r] for j in range(m)]
         rows = x[2 * m * r :]
-        z, u = b.solve(scores, sigma, rows[:m], rows[m : m + r], *rows[m + r :])
+        decayed = rows[m + r] if len(rows) > m + r else None
+        z, u = b.solve(scores, sigma, rows[:m], rows[m : m + r], decayed)
         return (*z, *u)
 
     return make
