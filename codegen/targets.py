@@ -128,6 +128,8 @@ def launches(
         module = _load(text, Path(folder))
         limits = (target.units, target.shared, target.backend == "hip")
         module.device_limits = lambda device: limits  # type: ignore[attr-defined]
+        major = int(target.arch) // 10 if target.backend == "cuda" else 0
+        module.architecture = lambda device: major  # type: ignore[attr-defined]
 
         def record(
             call: Any, kernel: Any, programs: int, tensors: Any, tables: Any, scalars: Any,
@@ -149,9 +151,13 @@ def launches(
             wide = any(d in sizes for d in dims)
             shape = (*lead, *(sizes.get(d, d) for d in dims))
             tensors.append(torch.empty(shape, dtype=kind if wide else torch.float32, device="meta"))
-        state = torch.empty((batch, heads, key, value), dtype=torch.float32, device="meta")
+        declared = getattr(module, "STATE_DIMS", (("K", "V"),) * len(module.STATES))
+        states = []
+        for dims in declared:
+            shape = (batch, heads, *(sizes.get(d, d) for d in dims))
+            states.append(torch.empty(shape, dtype=torch.float32, device="meta"))
         consts = (1.0,) * len(module.CONSTS)
-        given = (tuple(tensors), (state,) * len(module.STATES), consts, None)
+        given = (tuple(tensors), tuple(states), consts, None)
         o, finals, residuals = module.forward(*given, True, True)
         module.backward(*given, residuals, torch.empty_like(o), finals)
     return found

@@ -13,6 +13,7 @@ source                  -> registered torch op      ops.library, ops.op
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -155,7 +156,15 @@ def _note_slower_path(form: StepForm, options: CompileOptions) -> None:
         raise ArgumentError(f"{text}; strict=True forbids that")
     if text not in _NOTED:
         _NOTED.add(text)
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(text, stacklevel=_callers())
+
+
+def _callers() -> int:
+    """The stack level of the line outside this package that asked for a compilation."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("linalg_dsl"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:

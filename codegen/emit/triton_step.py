@@ -29,11 +29,15 @@ from linalg_dsl.codegen.schedule import step_table
 from linalg_dsl.codegen.schedule.step_split import StepSchedule, needs_states, schedule
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.step_form import StepForm
+from linalg_dsl.planner.step_values import dimension
 
 CHUNK = 32
-"""Tokens between two saved states where the caller does not say."""
+VECTOR_CHUNK = 8
+"""Tokens between two saved states where the caller does not say; the second where all states are vectors or
+scalars: then those of a whole chunk fit into registers, and nothing is kept in memory between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class TritonStepModule:
     chunk_size: int
     own_dims: str
     cut: str
+    square: str
     blocks: str
     split: str
     least: int
@@ -100,9 +105,10 @@ def emit_triton_step(
     device decides how it is computed. ``wide``: the output is float32. ``handed``: inputs whose types do
     not decide that of the output. The text depends on nothing but the arguments and this package's version.
     """
+    default = VECTOR_CHUNK if all(len(s.dims) < 2 for s in form.spec.states) else CHUNK
     like = output_like(form.spec, handed)
     kind = "torch.float32" if wide else f"tensors[{like}].dtype"
-    return _Emitter(form, schedule(forward, backward), chunk_size or CHUNK, invariant, kind).run()
+    return _Emitter(form, schedule(forward, backward), chunk_size or default, invariant, kind).run()
 
 
 class _Emitter:
@@ -146,6 +152,9 @@ class _Emitter:
         saves = needs_states(plan.backward)
         whole = tuple(plan.split is not None and plan.split not in s.dims for s in spec.states)
         out = output_dims(spec)
+        held = [s.dims for s in spec.states] + [
+            i.dims for i in spec.inputs if not i.timed and len(i.dims) == 2 and self.counts[i.name] == 0
+        ]
         cut = {"K": "self.key", "V": "self.value", None: "0"}[plan.split]
         return render(
             "step_module.py.jinja",
@@ -190,11 +199,12 @@ class _Emitter:
                 key=self._size("K"),
                 value=self._size("V"),
                 chunk_size=self.chunk,
-                own_dims=repr(tuple(self._dims([d for d in s.dims if d != plan.split]) for s in spec.states)),
+                own_dims=repr(tuple(self._dims([d for d in dims if d != plan.split]) for dims in held)),
                 cut=cut,
+                square=self._square(),
                 blocks=f"({cut} + self.block - 1) // self.block" if plan.split else "1",
                 split=repr(plan.split),
-                least=16 if self._has_dots() else 1,
+                least=16 if self._factors() else 1,
                 invariant=self.invariant,
                 table=tuple(functions_of(Path(step_table.__file__).read_text(encoding="utf-8")).values()),
             ),
@@ -214,13 +224,21 @@ class _Emitter:
             return "1"  # no tensor has this axis
         return f"tensors[{i}].shape[{at}]"
 
-    def _has_dots(self) -> bool:
-        """Whether matrices are multiplied, which takes tiles of 16 at least."""
-        return any(
-            n.op == "contract" and len({a for x in n.args for a in p.nodes[x].axes}) == 3
+    def _factors(self) -> list[Axes]:
+        """The axes of the matrices that are multiplied by matrices."""
+        return [
+            p.nodes[x].axes
             for p in (self.plan.forward, self.plan.backward)
             for n in p.nodes
-        )
+            if n.op == "contract" and len({a for x in n.args for a in p.nodes[x].axes}) == 3
+            for x in n.args
+        ]
+
+    def _square(self) -> str:
+        """The elements of the largest square one among them."""
+        sizes = {"K": "self.key * self.key", "V": "self.value * self.value"}
+        found = [sizes[a] for a in sizes if any(set(map(dimension, f)) == {a} for f in self._factors())]
+        return f"max({', '.join(found)})" if len(found) > 1 else next(iter(found), "0")
 
     # -- gradients ------------------------------------------------------------------------------------
     def _leaves(self, name: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.codegen.emit.render import render
@@ -16,7 +16,8 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.adjoint import gradient_name
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
-_CONSTANTS = ("C", "BLOCK", "SAVE", "PRECISION", "K", "V", "KP", "VP")
+_CONSTANTS = ("C", "U", "W", "BLOCK", "BLOCKS", "STAGES", "SAVE", "PRECISION", "K", "V", "KP", "VP")
+_OTHER_FIELDS = ("name", "doc", "pointers", "scalars", "constants", "before", "reverse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,23 @@ class _Step:
     constants: tuple[str, ...]
     before: tuple[str, ...]
     reverse: bool
+    group: tuple[str, ...]
+    loads: tuple[str, ...]
+    keep: tuple[str, ...]
     reload: tuple[str, ...]
+    replay_group: tuple[str, ...]
+    replay_loads: tuple[str, ...]
     replay: tuple[str, ...]
+    take_up: tuple[str, ...]
+    held: tuple[str, ...]
+    hold: tuple[str, ...]
+    again: tuple[str, ...]
     body: tuple[str, ...]
     after: tuple[str, ...]
 
 
 class _Kernel:
-    """What both kernels have in common."""
+    """What both kernels have in common; ``parts`` are the lines of the template's places."""
 
     def __init__(self, spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNames) -> None:
         self.spec = spec
@@ -61,10 +71,10 @@ class _Kernel:
         self.launcher = launcher
         self.memory = StepMemory(spec, schedule, launcher)
         self.states = {s.name: s for s in spec.states}
-        self.body: list[str] = []
-        self.after: list[str] = []
-        self.reload: list[str] = []
-        self.replay: list[str] = []
+        self.parts: dict[str, list[str]] = {f.name: [] for f in fields(_Step) if f.name not in _OTHER_FIELDS}
+
+    def __getitem__(self, part: str) -> list[str]:
+        return self.parts[part]
 
     def store_result(
         self,
@@ -74,25 +84,28 @@ class _Kernel:
         dims: Sequence[Dim],
         *,
         partial: bool,
-        rows: str = "",
+        rows: tuple[int, int] | None = None,
     ) -> None:
         """The store of a value of every token: a partial sum to a place of its own."""
         memory = self.memory
         tile = out.nodes[n].axes
-        place = "(i_token * BLOCKS + i_block) * H + i_h" if partial else "i_token * H + i_h"
-        place = f"({place}){rows}" if rows else place
-        pointer = memory.pointer(argument)
-        value = f"{out.full(n, ())}.to({pointer}.dtype.element_ty)"
+        entry, entries = ("i_block * H + i_h", "BLOCKS * H") if partial else ("i_h", "H")
+        if rows is not None:
+            entry, entries = f"({entry}) * {rows[0]} + {rows[1]}", f"{entries} * {rows[0]}"
         more = () if partial else memory.once(tile)
-        self.body.append(memory.store(pointer, place, memory_axes(dims), tile, value, *more))
+        self["body"].append(
+            memory.store_row(argument, entry, entries, memory_axes(dims), tile, out.full(n, ()), *more)
+        )
 
     def text(self, name: str, doc: str, *, reverse: bool) -> StepText:
         memory = self.memory
-        rest = [*self.body, *self.after, *self.reload, *self.replay]
+        rest = [line for lines in self.parts.values() for line in lines]
         before = _without_unused(memory.before, rest)
         words = set(re.findall(r"\w+", "\n".join([*before, *rest])))
-        own = [c for c in _CONSTANTS if c in words or (c == "C" and reverse)]
-        constants = (*own, "BLOCKS", "STAGES", *memory.ratios, *memory.flags)
+        wanted = {"U", "BLOCKS", "STAGES"} | (
+            {"C", "W"} if reverse else {"C", "SAVE"} if self["keep"] else set()
+        )
+        constants = (*(c for c in _CONSTANTS if c in words | wanted), *memory.ratios, *memory.flags)
         made = _Step(
             name=f"{self.launcher.title}_{name}",
             doc=doc,
@@ -101,10 +114,7 @@ class _Kernel:
             constants=constants,
             before=tuple(before),
             reverse=reverse,
-            reload=tuple(self.reload),
-            replay=tuple(self.replay),
-            body=tuple(self.body),
-            after=tuple(self.after),
+            **{part: tuple(lines) for part, lines in self.parts.items()},
         )
         return StepText(
             made.name, render("step.py.jinja", made), tuple(memory.pointers), tuple(memory.scalars),
@@ -118,32 +128,31 @@ def forward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepN
     memory, plan = k.memory, schedule.forward
     tiles = memory.tiles([plan])
     carries = {name: memory.names.unique(f"b_{name}") for name in k.states}
-    k.body += ["if SAVE:", "    if i_t % C == 0:"]
-    k.after.append(f"if {memory.flag('WANT_LAST', 'output_final_state')}:")
+    saves = needs_states(schedule.backward)
+    k["after"].append(f"if {memory.flag('WANT_LAST', 'output_final_state')}:")
     for i, (name, state) in enumerate(k.states.items()):
         axes, tile = memory.state_axes(state)
         carry, once = carries[name], memory.once(tile)
-        first, marks, last = (
-            memory.pointer(f"{kind}s[{i}]", f"{name}_{kind}") for kind in ("first", "mark", "last")
-        )
+        first, last = (memory.pointer(f"{at}s[{i}]", f"{name}_{at}") for at in ("first", "last"))
         memory.before += [
             f"{carry} = {memory.start(tile, state.start)}",
             f"if {memory.flag(f'HAS_{name}', f'firsts[{i}] is not None')}:",
             f"    {carry} = {memory.load(first, 'i_nh', axes, tile)}.to(tl.float32)",
         ]
-        place = "(first_chunk + i_t // C) * H + i_h"
-        k.body.append(f"        {memory.store(marks, place, axes, tile, carry, *once)}")
-        k.after.append(f"    {memory.store(last, 'i_nh', axes, tile, carry, *once)}")
-    if not needs_states(schedule.backward):
-        k.body = []
-        memory.pointers = {e: p for e, p in memory.pointers.items() if not e.startswith("marks[")}
+        k["after"].append(f"    {memory.store(last, 'i_nh', axes, tile, carry, *once)}")
+        if saves:
+            marks = memory.pointer(f"marks[{i}]", f"{name}_mark")
+            k["keep"].append(memory.store(marks, "i_ch * H + i_h", axes, tile, carry, *once))
     ((_, o_node),) = plan.outputs
+    roots = [o_node, *(c[3] for c in plan.carries)]
+    names, k.parts["loads"] = memory.group(plan, roots)
+    k["group"].extend(names.values())
     given = {leaf: carries[name] for name, _, leaf, _ in plan.carries}
-    out = memory.statements(plan, tiles, [o_node, *(c[3] for c in plan.carries)], given)
-    k.body += out.lines
+    out = memory.statements(plan, tiles, roots, given, names)
+    k["body"].extend(out.lines)
     shape = spec.outputs[0].value.shape
     k.store_result(out, o_node, launcher.output, shape, partial=schedule.partial_output)
-    k.body.append(_next_states(carries, plan, "forward", out))
+    k["body"].append(_next_states(carries, plan, "forward", out, live=True))
     return k.text("forward", "One token after the other: outputs, and the states after them.", reverse=False)
 
 
@@ -164,46 +173,74 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
             f"    {d_states[name]} = {memory.load(last, 'i_nh', axes, tile, *once)}.to(tl.float32)",
         ]
         place = PER_BLOCK if once else "i_nh"
-        k.after += [
-            f"if {memory.flag(f'WANT_D_{name}', f'd_firsts[{i}] is not None')}:",
-            f"    {memory.store(first, place, axes, tile, d_states[name])}",
-        ]
+        k["after"].extend(
+            [
+                f"if {memory.flag(f'WANT_D_{name}', f'd_firsts[{i}] is not None')}:",
+                f"    {memory.store(first, place, axes, tile, d_states[name])}",
+            ]
+        )
     reverse = {name: (leaf, after) for name, way, leaf, after in plan.carries if way == "reverse"}
     roots = [i for _, i in plan.outputs] + [after for _, after in reverse.values()]
+    names, k.parts["loads"] = memory.group(plan, roots)
     given = {leaf: d_states[name] for name, (leaf, _) in reverse.items()}
     if replays:
-        given |= _replay(k, tiles, plan.live(roots))
-    out = memory.statements(plan, tiles, roots, given)
-    k.body += out.lines
+        given |= _replay(k, tiles, plan.live(roots), names)
+    memory.token = "(U - 1 - w * W - i)"
+    k["group"].extend(names.values())
+    out = memory.statements(plan, tiles, roots, given, names)
+    k["body"].extend(out.lines)
     leaves = {gradient_name(n): n for n in schedule.forward.nodes if n.op in ("input", "param")}
     for result, node in plan.outputs:
         _store_gradient(k, out, result, node, leaves[result])
-    k.body.append(_next_states(d_states, plan, "reverse", out))
+    k["body"].append(_next_states(d_states, plan, "reverse", out, live=True))
     return k.text(
         "backward", "From the last token to the first: the gradients of inputs and states.", reverse=True
     )
 
 
-def _replay(k: _Kernel, tiles: Mapping[str, Tile], needed: frozenset[int]) -> dict[int, str]:
-    """The lines that go over a chunk once more and keep the states; gives those before a token, by leaf."""
+def _replay(
+    k: _Kernel, tiles: Mapping[str, Tile], needed: frozenset[int], names: dict[str, str]
+) -> dict[int, str]:
+    """The lines that go over a chunk once more for the states before each token; gives their names, by leaf.
+
+    They are kept in memory before every W-th token, and within W tokens in registers. ``names``: the tuples
+    of the group in reverse, to which those are added that only the states need.
+    """
     memory, forward, backward = k.memory, k.schedule.forward, k.schedule.backward
     running = {name: memory.names.unique(f"b_{name}") for name in k.states}
     leaves = {name: leaf for name, way, leaf, _ in backward.carries if way == "forward"}
     found: dict[int, str] = {}
     for i, (name, state) in enumerate(k.states.items()):
         axes, tile = memory.state_axes(state)
+        now = running[name]
         marks = memory.pointer(f"marks[{i}]", f"{name}_mark")
-        k.reload.append(f"{running[name]} = {memory.load(marks, 'i_ch * H + i_h', axes, tile)}")
+        k["reload"].append(f"{now} = {memory.load(marks, 'i_ch * H + i_h', axes, tile)}")
+        kept = memory.kept(memory.pointer(f"kept[{i}]", f"{name}_kept"), tile)
+        k["keep"].append(f"tl.store({kept}, {now})")
+        k["take_up"].append(f"{now} = tl.load({kept})")
         if leaves[name] not in needed:
             continue
-        kept = memory.kept(memory.pointer(f"kept[{i}]", f"{name}_kept"), tile)
+        every = memory.names.unique(f"every_{name}")
         before = found[leaves[name]] = memory.names.unique(f"b_{name}_before")
-        k.replay.append(f"tl.store({kept}, {running[name]})")
-        k.body.append(f"{before} = tl.load({kept})")
+        k["held"].append(every)
+        k["hold"].append(f"{every} = {every} + ({now},)")
+        k["body"].append(f"{before} = {every}[W - 1 - i]")
+    roots = [after for _, _, _, after in forward.carries]
     given = {leaf: running[name] for name, _, leaf, _ in forward.carries}
-    out = memory.statements(forward, tiles, [after for _, _, _, after in forward.carries], given)
-    k.replay += out.lines
-    k.replay.append(_next_states(running, forward, "forward", out))
+    own, k.parts["replay_loads"] = memory.group(forward, roots)
+    k["replay_group"].extend(own.values())
+    out = memory.statements(forward, tiles, roots, given, own)
+    k["replay"].extend(out.lines)
+    k["replay"].append(_next_states(running, forward, "forward", out))
+    for key, every in own.items():
+        if key not in names:
+            names[key] = memory.names.unique(every)
+            line = next(x for x in k["replay_loads"] if x.startswith(f"{every} = "))
+            k["loads"].append(re.sub(rf"\b{every}\b", names[key], line))
+    memory.token = "(U - (w + 1) * W + i)"
+    out = memory.statements(forward, tiles, roots, given, names)
+    k["again"].extend(out.lines)
+    k["again"].append(_next_states(running, forward, "forward", out))
     return found
 
 
@@ -211,9 +248,9 @@ def _store_gradient(k: _Kernel, out: StepStatements, result: str, n: int, leaf: 
     """An input's gradient is stored at its token, a param's added up over them."""
     memory = k.memory
     name, row = str(leaf.attr("name")), leaf.attr("row")
-    argument, dims, rows = k.launcher.gradients[name], k.spec.input(name).dims, ""
+    argument, dims, rows = k.launcher.gradients[name], k.spec.input(name).dims, None
     if row is not None:
-        argument, dims, rows = f"{argument}_rows", dims[1:], f" * {k.launcher.counts[name]} + {row}"
+        argument, dims, rows = f"{argument}_rows", dims[1:], (k.launcher.counts[name], int(str(row)))
     partial = result in k.schedule.partial_gradients
     if leaf.op == "input":
         k.store_result(out, n, argument, dims, partial=partial, rows=rows)
@@ -221,16 +258,21 @@ def _store_gradient(k: _Kernel, out: StepStatements, result: str, n: int, leaf: 
     tile = tile_axes(leaf.axes, k.schedule.split)
     total = memory.names.unique(f"b_sum_{argument}")
     memory.before.append(f"{total} = {memory.filled(tile, '0.0')}")
-    k.body.append(f"{total} += {out.full(n, tile)}")
+    k["body"].append(f"{total} += tl.where(live, {out.full(n, tile)}, 0.0)")
     place = PER_BLOCK if partial else "i_nh"
-    place = f"({place}){rows}" if rows else place
-    k.after.append(memory.store(memory.pointer(argument), place, memory_axes(dims), tile, total))
+    if rows is not None:
+        place = f"({place}) * {rows[0]} + {rows[1]}"
+    k["after"].append(memory.store(memory.pointer(argument), place, memory_axes(dims), tile, total))
 
 
-def _next_states(carries: Mapping[str, str], plan: ChunkPlan, way: str, out: StepStatements) -> str:
-    """All states at once: one may become what another was."""
+def _next_states(
+    carries: Mapping[str, str], plan: ChunkPlan, way: str, out: StepStatements, live: bool = False
+) -> str:
+    """All states at once: one may become what another was. A token that is not there leaves them alone."""
     after = {name: (leaf, i) for name, direction, leaf, i in plan.carries if direction == way}
     values = [out.full(after[n][1], out.nodes[after[n][0]].axes) for n in carries]
+    if live:
+        values = [f"tl.where(live, {x}, {now})" for x, now in zip(values, carries.values(), strict=True)]
     return f"{', '.join(carries.values())} = {', '.join(values)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,9 +26,10 @@ from linalg_dsl.planner.step_values import dimension, family
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "BLOCK", "BLOCKS", "PRECISION", "SAVE", "STAGES", "seq_start",
-    "chunk_start", "i_block", "i_h", "i_n", "i_nh", "i_t", "i_c", "i_ch", "i_step", "i_token", "i", "i_back",
+    "chunk_start", "i_block", "i_h", "i_n", "i_nh", "i_c", "i_ch", "i_step", "i_first", "there", "i",
+    "i_back",
     "start", "length", "begin", "count", "first_chunk", "chunks", "softplus", "tanh", "expm1", "sign", "step",
-    "power",
+    "power", "U", "W", "u", "w", "i_kept", "i_group", "groups", "live",
 )  # fmt: skip
 PER_BLOCK = "(i_n.to(tl.int64) * BLOCKS + i_block) * H + i_h"
 """The entry of a value per sequence, block and head: a partial sum."""
@@ -66,6 +68,9 @@ class StepMemory:
     library: set[str] = field(default_factory=set)
     params: dict[str, str] = field(default_factory=dict)
     before: list[str] = field(default_factory=list)
+    rows: dict[tuple[str, ...], str] = field(default_factory=dict)
+    token: str = "u"
+    """Which token of the group the statements being printed are of."""
 
     @property
     def split(self) -> str | None:
@@ -130,6 +135,16 @@ class StepMemory:
         parts += [f"({m})" if parts else m for m in more]
         return f", mask={' & '.join(parts)}" if parts else ""
 
+    def row(self, wanted: str, pointer: str, entry: str, entries: str, memory: Axes, tile: Axes) -> str:
+        """Where a tile of this token of the group lies: ``entry`` of the ``entries`` of every token."""
+        key = (pointer, entry, entries, *memory, *tile)
+        if key not in self.rows:
+            self.rows[key] = self.names.unique(f"at_{wanted}")
+            self.before.append(f"{self.rows[key]} = {self.address(pointer, entry, memory, tile)}")
+        each = " * ".join([entries, *(self.size(a) for a in memory)])
+        step = f"({each})" if " " in each and not re.fullmatch(r"\(.*\)", each) else each
+        return f"{self.rows[key]} + i_first * {step} + {self.token} * {step}"
+
     def load(self, pointer: str, place: str, memory: Axes, tile: Axes, *more: str) -> str:
         mask = self.mask(tile, *more)
         return f"tl.load({self.address(pointer, place, memory, tile)}{mask}{', other=0.0' if mask else ''})"
@@ -138,21 +153,37 @@ class StepMemory:
         return f"tl.store({self.address(pointer, place, memory, tile)}, {value}{self.mask(tile, *more)})"
 
     def load_leaf(self, node: Node) -> str:
-        """The expression that loads an input, param or cotangent."""
+        """The expression that loads an input or cotangent of this token, or a param."""
         if node.op == "cotangent":
-            pointer = self.pointer(self.launcher.cotangent)
-            return self.load(
-                pointer, "i_token * H + i_h", memory_axes(self.spec.outputs[0].value.shape), node.axes
-            )
+            argument, memory = self.launcher.cotangent, memory_axes(self.spec.outputs[0].value.shape)
+            at = self.row(argument, self.pointer(argument), "i_h", "H", memory, node.axes)
+            return self._load_row(at, node.axes)
         name = str(node.attr("name"))
         argument = self.launcher.inputs[name]
         ratio = f"R_{argument}"
         self.ratios[ratio] = None
-        place = f"i_token * (H // {ratio}) + i_h // {ratio}" if node.op == "input" else f"i_h // {ratio}"
+        entry, entries = f"i_h // {ratio}", f"(H // {ratio})"
         row, dims = node.attr("row"), self.spec.input(name).dims
         if row is not None:
-            place, dims = f"({place}) * {self.launcher.counts[name]} + {row}", dims[1:]
-        return self.load(self.pointer(argument), place, memory_axes(dims), node.axes)
+            count, dims = self.launcher.counts[name], dims[1:]
+            entry, entries = f"({entry}) * {count} + {row}", f"{entries} * {count}"
+        memory, pointer = memory_axes(dims), self.pointer(argument)
+        if node.op == "param":
+            return self.load(pointer, entry, memory, node.axes)
+        return self._load_row(
+            self.row(node.label or name, pointer, entry, entries, memory, node.axes), node.axes
+        )
+
+    def _load_row(self, at: str, tile: Axes) -> str:
+        return f"tl.load({at}{self.mask(tile, 'live')}, other=0.0)"
+
+    def store_row(
+        self, argument: str, entry: str, entries: str, memory: Axes, tile: Axes, value: str, *more: str
+    ) -> str:
+        """The store of a tile of this token."""
+        pointer = self.pointer(argument)
+        at = self.row(argument, pointer, entry, entries, memory, tile)
+        return f"tl.store({at}, {value}.to({pointer}.dtype.element_ty){self.mask(tile, *more, 'live')})"
 
     # -- states ---------------------------------------------------------------------------------------
     def state_axes(self, state: State) -> tuple[Axes, Axes]:
@@ -175,18 +206,26 @@ class StepMemory:
         return () if self.split is None or self.split in tile else ("i_block == 0",)
 
     def kept(self, pointer: str, tile: Axes) -> str:
-        """Where a program keeps a state before token i: whole tiles, padding included."""
+        """Where a program keeps a state before a group of tokens: whole tiles, padding included."""
         lengths = [self.length(a) for a in tile]
-        terms = [" * ".join(["(tl.program_id(0).to(tl.int64) * C + i)", *lengths])]
+        terms = [" * ".join(["(tl.program_id(0).to(tl.int64) * (C // W) + i_kept)", *lengths])]
         for i, axis in enumerate(tile):
             terms.append(" * ".join([f"tl.arange(0, {lengths[i]}){index(tile, axis)}", *lengths[i + 1 :]]))
         return f"{pointer} + {' + '.join(terms)}"
 
     # -- one token ------------------------------------------------------------------------------------
     def statements(
-        self, plan: ChunkPlan, tiles: Mapping[str, Tile], roots: Iterable[int], given: Mapping[int, str]
+        self,
+        plan: ChunkPlan,
+        tiles: Mapping[str, Tile],
+        roots: Iterable[int],
+        given: Mapping[int, str],
+        group: Mapping[str, str],
     ) -> StepStatements:
-        """Loads of all leaves that the roots need, then a statement per node; ``given`` are at hand."""
+        """A statement per node that the roots need; ``given`` and the leaves of ``group`` are at hand.
+
+        What is the same at all tokens is computed once, before the loop.
+        """
         nodes = self.nodes(plan)
         out = StepStatements(nodes, tiles, self.names, padding=zero_axes(nodes, plan))
         live = sorted(plan.live(roots))
@@ -196,21 +235,62 @@ class StepMemory:
                 out.given(n, given[n])
             elif node.op in ("input", "cotangent"):
                 name = self.names.unique(f"b_{node.label or node.attr('name')}")
-                out.lines.append(f"{name} = {self.load_leaf(node)}")
+                every = group.get(leaf_name(node))
+                out.lines.append(
+                    f"{name} = {self.load_leaf(node) if every is None else f'{every}[{self.token}]'}"
+                )
                 out.loaded(n, name, converted=False)
             elif node.op == "param":
                 out.given(n, self._param(node))
             elif node.op == "const":
                 out.given(n, self._const(str(node.attr("name"))))
+        keys = self._fixed(nodes)
         for n in live:
-            if n not in out.text and nodes[n].op != "number":
+            if n in out.text or nodes[n].op == "number":
+                continue
+            key = keys[n]
+            if key is None:
                 out.compute(n)
+                continue
+            if key not in self.params:
+                lines, out.lines = out.lines, self.before
+                out.compute(n)
+                out.lines = lines
+                self.params[key] = out.text[n]
+            out.given(n, self.params[key])
         self.library |= out.library
         return out
 
+    def group(self, plan: ChunkPlan, roots: Iterable[int]) -> tuple[dict[str, str], list[str]]:
+        """Names of tuples with a leaf's values at a group of tokens, and the lines that fill them.
+
+        Loads of a whole group together wait once; matrices are too large for that.
+        """
+        nodes = self.nodes(plan)
+        names: dict[str, str] = {}
+        lines = []
+        for n in sorted(plan.live(roots)):
+            node = nodes[n]
+            if node.op in ("input", "cotangent") and len(node.axes) < 2:
+                key = leaf_name(node)
+                every = names[key] = self.names.unique(f"every_{node.label or node.attr('name')}")
+                lines.append(f"{every} = {every} + ({self.load_leaf(node)},)")
+        return names, lines
+
+    def _fixed(self, nodes: Sequence[Node]) -> list[str | None]:
+        """A key of every value that is the same at all tokens: made of params, consts and numbers."""
+        keys: list[str | None] = []
+        for node in nodes:
+            inner = [keys[a] for a in node.args]
+            fixed = node.op in ("param", "const", "number", "eye") or (node.args and None not in inner)
+            keys.append(
+                f"{node.op}{dict(node.attrs)}{node.axes}({', '.join(map(str, inner))})" if fixed else None
+            )
+        return keys
+
     def _param(self, node: Node) -> str:
         """A param, loaded once before the loop."""
-        key = gradient_name(node)
+        key = f"param {gradient_name(node)}"
         if key not in self.params:
             self.params[key] = self.names.unique(f"b_{node.label or node.attr('name')}")
             self.before.append(f"{self.params[key]} = {self.load_leaf(node)}.to(tl.float32)")
@@ -221,6 +301,11 @@ class StepMemory:
         if argument not in self.scalars:
             self.scalars[argument] = self.names.unique(argument)
         return self.scalars[argument]
+
+
+def leaf_name(node: Node) -> str:
+    """What tells a leaf of a token from others: ``k``, ``k[0]``, ``d_o``."""
+    return f"d_{node.attr('name')}" if node.op == "cotangent" else gradient_name(node).removeprefix("d_")
 
 
 def memory_axes(dims: Sequence[Dim]) -> Axes:

@@ -1,8 +1,9 @@
-"""Blocks, warps and stages of step kernels: a small table, limited by what a thread can hold.
+"""Blocks, warps and groups of tokens of step kernels: a small table, limited by what a thread can hold.
 
 The functions below are copied into every generated module (it stands alone), so they use builtins only.
-``own``: elements of all states that go with one entry of the split axis, or all their elements where no
-axis is split.
+``own``: elements of all states, and of params that are matrices, that go with one entry of the split axis,
+or all their elements where no axis is split; ``square``: those of the square matrices that a program
+multiplies the states by.
 """
 
 from __future__ import annotations
@@ -13,32 +14,35 @@ def padded(n: int, least: int) -> int:
     return max(least, 1 << max(0, n - 1).bit_length())
 
 
-def choose_step(own: int, cut: int, backward: bool, lanes: int, units: int) -> tuple[int, int, int]:
-    """(block of the split axis of ``cut`` entries, warps, stages); ``cut`` 0: nothing is split.
+def choose_step(
+    own: int, cut: int, square: int, backward: bool, lanes: int, units: int
+) -> tuple[int, int, int, int, int]:
+    """(block of the split axis, warps, stages, tokens per group, tokens whose states stay in registers).
 
-    One warp with an entry of the split axis per thread where that fits: sums over the other axis then need
-    no exchange. A thread holds 64 elements of the states, 32 in the backward, which has their gradients too.
+    ``cut``: entries of the split axis, 0 if nothing is split. One warp with an entry of the split axis per
+    thread where that fits: sums over the other axes then need little exchange. A thread holds up to 64
+    elements of the states, 32 in the backward, which has their gradients too. A wait for memory costs more
+    than a token's arithmetic, so the tokens of a group are loaded together: 8 where the states are vectors.
     """
-    most = 32 if backward else 64
+    if square:  # products of matrices: their operands take the memory that stages would
+        return (16 if cut else 0), 8 if square > 8192 else 4, 1, 1, 1
     if not cut:
-        warps = 1
+        warps, most = 1, 16 if backward else 8
         while warps < 8 and own > 32 * warps * most:
             warps *= 2
-        return 0, warps, 2
+        each = own // (32 * warps)
+        return 0, warps, 1, (1 if each > 16 else 2) if backward else (1 if each > 32 else 2), 1
     cut = 1 << max(0, cut - 1).bit_length()
-    block = min(cut, 64 if own <= 4 else 32)
-    while block > 16 and lanes * (cut // block) < units:
+    vectors, most = own <= 4, 32 if backward else 64
+    block = min(cut, 64 if vectors else 32)
+    while block > 16 and (own * block > 32 * most or lanes * (cut // block) < units):
         block //= 2
     warps = 1
     while warps < 8 and own * block > 32 * warps * most:
         warps *= 2
-    return block, warps, 4 if own * block <= 4096 else 3
-
-
-def choose_interval(length: int, lanes: int, elements: int) -> int:
-    """Tokens between two saved states.
-
-    The backward keeps the states of that many tokens per program: more take memory there, fewer at the saved
-    states. 32, or 16 where a GiB would not hold them.
-    """
-    return 16 if 4 * 32 * lanes * elements > 1 << 30 else 32
+    if vectors:
+        return block, warps, 1, 8, 8
+    each = max(1, own * block // (32 * warps))  # elements of the states that a thread holds
+    if backward:
+        return block, warps, 1, 2 if each <= 32 else 1, 2 if each <= 16 else 1
+    return block, warps, 1, 4 if each <= 32 else 2, 1
