@@ -19,7 +19,6 @@ from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.planner.step_form import StepForm
 
-
 ALONE = """
 import sys, torch
 folder = sys.argv[1]
