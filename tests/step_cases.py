@@ -11,6 +11,7 @@ from kernel_cases import embedded, relative
 from torch import Tensor
 
 from linalg_dsl.codegen.cache import load_module
+from linalg_dsl.codegen.emit.names import ascii_identifier
 from linalg_dsl.codegen.emit.torch_step import emit_torch_step
 from linalg_dsl.codegen.emit.triton_step import emit_triton_step
 from linalg_dsl.language.parser import parse
@@ -160,7 +161,9 @@ class StepCase:
     def module(self, backend: str, chunk_size: int | None = None) -> ModuleType:
         emit = emit_torch_step if backend == "torch" else emit_triton_step
         plans = (self.form, self.form.plan, step_backward(self.form.plan))
-        return load_module(f"{self.spec.name}_{backend}", emit(*plans, chunk_size=chunk_size))
+        return load_module(
+            f"{ascii_identifier(self.spec.name)}_{backend}", emit(*plans, chunk_size=chunk_size)
+        )
 
 
 def case(name: str) -> StepCase:
