@@ -190,7 +190,11 @@ def _one_sided(term: _Term) -> _Term:
     read = any(bool(s.column) != bool(s.row) for s in sides)  # rowᵀ S column is a scalar
     if not read and not all(s.column for s in sides):
         return term
-    what = "a scalar that is read from the state scales a write" if read else "the state is erased along both axes"
+    what = (
+        "a scalar that is read from the state scales a write"
+        if read
+        else "the state is erased along both axes"
+    )
     raise DslError.single(
         "E952",
         f"in {show_expr(term.word.expr())} {what}: a map that is low rank on both sides has no chunk form",
