@@ -226,6 +226,12 @@ class CompiledOp:
         if self.program is None:
             return runs[0](call.tensors, call.initials, cu_seqlens, want)
         check_const_axes(self.spec, call.sizes, dict(call.consts))
+        for name, value in self.stages.fixed:
+            if dict(call.consts).get(name, value) != value:
+                raise ArgumentError(
+                    f"{self.spec.name}: const {name} is fixed at {value:g}, as substeps read another state; "
+                    "change its declaration"
+                )
         numbers: tuple[float, ...] = ()
         if self.program.NUMBERS:
             values = {**call.sizes, **const_numbers(self.spec, call.sizes, dict(call.consts))}

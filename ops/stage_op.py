@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from linalg_dsl.codegen.emit.signature import output_like
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
@@ -33,16 +33,11 @@ def constant(method: Method) -> Method:
 
 
 class StageOp:
-    """A recurrence that is one stage: everything is made when it is first needed and kept.
-
-    ``forced`` names the backend of every call, whatever a call asks for: how tests run a stage for which
-    no module can be made.
-    """
+    """A recurrence that is one stage: everything is made when it is first needed and kept."""
 
     def __init__(self, spec: RecurrenceSpec, options: CompileOptions, passes: Passes) -> None:
         self.spec = spec
         self.options = options
-        self.forced: str | None = None
         self._passes = passes
         self._derived: dict[Consts, Artefacts] = {}
         self._texts: dict[tuple[str, Consts], str] = {}
@@ -71,7 +66,10 @@ class StageOp:
         if backend == "triton":
             from linalg_dsl.ops.selfcheck import SelfCheck
 
-            before = SelfCheck(self.spec, consts, lambda: self.operator("torch", consts).module)
+            def exact() -> ModuleType:
+                return self.operator("torch", consts).module
+
+            before = SelfCheck(self.spec, consts, exact, self.options.handed)
         return register(self.spec, self.module_text(backend, consts), before)
 
     # -- runs -----------------------------------------------------------------------------------
@@ -86,9 +84,6 @@ class StageOp:
     ) -> tuple[Tensor, States]:
         """The output and, if ``want``, the final states; ``consts`` may hold more than this stage has."""
         own = self._own(consts)
-        backend = self.forced or backend
-        if backend == "reference":
-            return self.step_loop(None, own, tensors, initials, cu_seqlens, want)
         if backend == "triton":
             check_widths(self.spec, tensors)
         name = self._prepare(backend, *(word for pair in own for word in pair))
@@ -105,14 +100,14 @@ class StageOp:
 
     def step_loop(
         self,
-        dtype: torch.dtype | None,
+        dtype: torch.dtype,
         consts: Consts,
         tensors: Sequence[Tensor],
         initials: States,
         cu_seqlens: Tensor | None,
         want: bool,
     ) -> tuple[Tensor, States]:
-        """The same by the step loop, in ``dtype``, by default at least float32."""
+        """The same by the step loop, in ``dtype``."""
         own = dict(self._own(consts))
         sizes = call_sizes(self.spec, tensors, cu_seqlens, own)
         o, states = reference(
@@ -124,8 +119,6 @@ class StageOp:
             consts=own,
             dtype=dtype,
         )
-        if dtype is None and not self.options.wide:
-            o = o.to(tensors[output_like(self.spec, self.options.handed)].dtype)
         if states is None:
             return o, (None,) * len(initials)
         return o, (states,) if isinstance(states, Tensor) else tuple(states)

@@ -117,10 +117,10 @@ EXPLANATIONS: dict[str, str] = {
     scalar is added to every element of a [K, V] matrix, or where an elementwise product has a factor
     that is no `x yᵀ`.""",
     "E961": """A const has no finite value, or a dimension that it gives is no whole number from 1 to 64.""",
+    "E962": """No input or param has one of the state's axes, so no call could say how large it is.""",
     "E970": """States that feed each other are computed in stages, one component after the other, and a
     stage hands on vectors: what is read from its state. Here a stage would have to hand on a whole matrix,
     its states have more than two axes between them, or a vector meets a state that lacks its axis.""",
-    "E962": """No input or param has one of the state's axes, so no call could say how large it is.""",
 }
 
 

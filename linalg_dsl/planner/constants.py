@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient, Sum, Symbol
-from linalg_dsl.algebra.rules import is_small
+from linalg_dsl.algebra.rules import BIG_DIMS, is_small
 from linalg_dsl.algebra.traverse import symbols, transform
 from linalg_dsl.algebra.unroll import unroll
-from linalg_dsl.errors import ArgumentError, DslError
+from linalg_dsl.errors import ArgumentError, DslError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 
 _MATH: dict[str, Callable[..., float]] = {
@@ -109,6 +109,8 @@ def _check_rows(spec: RecurrenceSpec, sizes: Mapping[str, int], values: Mapping[
         dim = declared.get(symbol.name)
         if not isinstance(symbol.row, int) or dim is None:
             continue
+        if dim in BIG_DIMS:
+            raise InternalError(f"{spec.name}: row {symbol.row + 1} of {symbol.name} lies along {dim}")
         size = dim if isinstance(dim, int) else sizes[dim]
         if symbol.row >= size:
             raise DslError.single(

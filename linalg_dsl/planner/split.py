@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from linalg_dsl.algebra.expr import Expr, Symbol, mul, transpose
+from linalg_dsl.algebra.expr import Expr, Iterate, Symbol, mul, transpose
 from linalg_dsl.algebra.rules import is_matrix
-from linalg_dsl.algebra.traverse import scalars_first, symbols, transform
+from linalg_dsl.algebra.traverse import scalars_first, symbols, transform, walk
+from linalg_dsl.algebra.unroll import unroll
 from linalg_dsl.errors import DslError
 from linalg_dsl.language.graph import components
 from linalg_dsl.language.names import LONGEST, RESERVED, ascii_name
 from linalg_dsl.language.spec import Equation, RecurrenceSpec
+from linalg_dsl.planner.constants import find_constants
 from linalg_dsl.planner.stage_spec import StageMaker
 from linalg_dsl.planner.stages import Shift, Stages, Step, single, verify
 from linalg_dsl.planner.state_reads import ReadFinder, WholeRead, is_linear
@@ -27,9 +29,29 @@ def split(spec: RecurrenceSpec) -> Stages:
     groups = _grouped(spec)
     if len(groups) == 1 and not spec.shifted:
         return single(spec)
-    stages = _Splitter(spec, groups).run()
+    flat, fixed = _without_loops_that_read(spec, groups)
+    stages = replace(_Splitter(flat, groups).run(), spec=spec, fixed=fixed)
     verify(stages)
     return stages
+
+
+def _without_loops_that_read(
+    spec: RecurrenceSpec, groups: list[Component]
+) -> tuple[RecurrenceSpec, tuple[tuple[str, float], ...]]:
+    """Substeps written out where one of them reads another component; the consts that say how many."""
+    values = find_constants(spec, {}).values
+    updates: list[Equation] = []
+    fixed: dict[str, float] = {}
+    for equation in spec.updates:
+        own = next(g for g in groups if equation.target in g)
+        loops = [n for n in walk(equation.value) if isinstance(n, Iterate)]
+        read = {s.name for loop in loops for s in symbols(loop.body)}
+        if read & ({s.name for s in spec.states} - own):
+            counts = {s.name for loop in loops for s in symbols(loop.count)}
+            fixed |= {n: float(values[n]) for n in counts if n in values}
+            equation = replace(equation, value=unroll(equation.value, values))
+        updates.append(equation)
+    return replace(spec, updates=tuple(updates)), tuple(sorted(fixed.items()))
 
 
 def _grouped(spec: RecurrenceSpec) -> list[Component]:

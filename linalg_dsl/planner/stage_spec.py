@@ -92,7 +92,12 @@ class StageMaker:
                 if isinstance(dim, str) and dim not in axes and wanted in BIG_DIMS:
                     _claim(axes, dim, str(wanted), state)
         used = [self.values[n] for n in self._value_names(equations)]
-        rows = {v.dims[0] for v in used if len(v.dims) == 2 and is_small(v.dims[0])}
+        picked = {s.name for e in equations for s in symbols(e.value) if s.row is not None}
+        rows = {
+            v.dims[0]
+            for v in used
+            if (len(v.dims) == 2 and is_small(v.dims[0])) or (v.dims and v.name in picked)
+        }
         all_dims = [*(s.dims for s in states), *(v.dims for v in used)]
         vectors = [d for dims in all_dims for d in dims if isinstance(d, str) and d not in rows]
         for dim in dict.fromkeys(vectors):  # big axes first take the place of their own name
@@ -176,6 +181,9 @@ class _Hoist:
         match node:
             case Symbol(time=None, name=name) if node.is_scalar and name not in self.maker.values:
                 return self.maker.depends_on(name) <= set(self.axes)
+            case Symbol(name=name, row=row) if row is not None and name in self.maker.values:
+                rows = self.maker.values[name].dims[0]
+                return self.axes.get(str(rows), rows) == rows and self._fits(node)
             case Symbol() | Identity():
                 return self._fits(node)
             case _:

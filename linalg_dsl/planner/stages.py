@@ -113,12 +113,13 @@ class Stages:
     """The steps of a recurrence in an order in which every value is made before it is used.
 
     Values are the inputs and params of ``spec`` and the names of the steps; ``output`` is the value that
-    the call gives.
+    the call gives. ``fixed``: consts on whose values the steps depend.
     """
 
     spec: RecurrenceSpec
     steps: tuple[Step, ...]
     output: str
+    fixed: tuple[tuple[str, float], ...] = ()
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -14,6 +14,7 @@ from loops_gated import GATED
 from loops_memory import MEMORY
 from torch import Tensor
 
+import linalg_dsl
 from linalg_dsl.language.parser import parse
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.catalogue import catalogue_text
@@ -31,6 +32,16 @@ Named = dict[str, Tensor]
 @cache
 def spec_of(name: str) -> RecurrenceSpec:
     return parse(catalogue_text(name), f"{name}.rec")
+
+
+def classes_of(name: str) -> str:
+    """What the entry compiles to, as its page says: ``scan (m), scalar gate (C)`` for two stages."""
+    found = []
+    for stage in linalg_dsl.compile(spec_of(name), backend="torch").plan.explain().stages:
+        label, verdict = stage.verdict.split(": ", 1)
+        of = "" if label == name else f" ({label.removeprefix(f'{name}_')})"
+        found.append(verdict.split(" → ")[0] + of)
+    return ", ".join(found)
 
 
 def positive(x: Tensor) -> Tensor:

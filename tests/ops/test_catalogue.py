@@ -7,6 +7,7 @@ import pickle
 import re
 import time
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from catalogue_cases import (
     by_hand,
     by_op,
     by_reference,
+    classes_of,
     make_call,
     spec_of,
     with_gradients,
@@ -125,6 +127,17 @@ def test_from_line_to_both_modules_in_seconds(name: str) -> None:
     assert "def backward(" in op.source("backward", backend="triton")
     assert "def backward(" in op.source("backward", backend="torch")
     assert time.process_time() - began < 3
+
+
+@cache
+def page() -> str:
+    return (Path(__file__).parents[2] / "docs" / "catalogue.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", catalogue_names())
+def test_an_entry_has_the_class_that_its_page_names(name: str) -> None:
+    row = next(line for line in page().splitlines() if line.startswith(f"| `{name}`"))
+    assert row.split(" | ")[-2] == classes_of(name)
 
 
 def test_a_const_can_be_given_in_the_call() -> None:

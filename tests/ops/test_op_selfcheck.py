@@ -9,6 +9,7 @@ import torch
 from op_cases import TEXTS, compiled, leaves
 from torch import Tensor
 
+import linalg_dsl
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.ops import selfcheck
 from linalg_dsl.ops.artefacts import Passes
@@ -62,6 +63,27 @@ def test_nan_is_an_error() -> None:
             _like(op, torch.float32),
             {},
         )
+
+
+LOG_OF_A_STAGE = """
+recurrence log_of_a_stage
+input q, k, A : [K]
+input v : [V]
+S_t = S_{t-1} + (k_t ⊙ log(A_t)) v_tᵀ
+o_t = S_tᵀ q_t
+"""
+
+
+def test_what_a_stage_is_handed_is_drawn_where_it_has_an_answer() -> None:
+    """The logarithm of a normal number is none; of what another stage makes it may be."""
+    op = linalg_dsl.compile(LOG_OF_A_STAGE, backend="torch")
+    like = tuple(leaves(op, 1, 3, 2, 5, 3, dtype=torch.float32)[0])
+    known_answer(op.spec, _module(op), _module(op), like, {}, ("A",))
+    with pytest.raises(RuntimeError, match="is off by nan"):
+        known_answer(op.spec, _module(op), _module(op), like, {})
+    wrong = _module(op, ("return o, s_next", "return 1.2 * o, s_next"))
+    with pytest.raises(RuntimeError, match=r"o is off by (2|1.9)"):
+        known_answer(op.spec, wrong, _module(op), like, {}, ("A",))
 
 
 def test_it_runs_once_per_device_type_and_size(monkeypatch: pytest.MonkeyPatch) -> None:

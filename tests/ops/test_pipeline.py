@@ -208,6 +208,30 @@ def test_consts_reach_the_stages_and_the_steps_between() -> None:
     torch.testing.assert_close(both(*tensors, scale=0.2), both.reference(*tensors, scale=0.2))
 
 
+def test_a_const_that_was_written_out_cannot_be_given_another_value() -> None:
+    op = linalg_dsl.compile(
+        """
+recurrence read_in_a_loop
+const n = 2
+input q : [K]
+input k : [n, K]
+input v : [V]
+A_t = A_{t-1} + k_{t,1} v_tᵀ
+S_t = S_{t-1}
+for j in 1..n:
+    S_t = S_t + k_{t,j} (v_t - A_tᵀ k_{t,j})ᵀ
+o_t = S_tᵀ q_t
+""",
+        backend="torch",
+    )
+    assert op.stages.fixed == (("n", 2.0),)
+    tensors, _ = _leaves(op)
+    assert torch.equal(op(*tensors, n=2), op(*tensors))
+    more = list(draw(parse(str(op.spec).replace("n = 2", "n = 3")), 2, 21, 2, 5, 3).values())
+    with pytest.raises(ArgumentError, match="const n is fixed at 2, as substeps read another state"):
+        op(*more, n=3)
+
+
 @pytest.mark.parametrize(("batch", "length"), [(0, 5), (2, 0), (2, 1)])
 def test_nothing_and_one_token(batch: int, length: int) -> None:
     for name in ("gsa", "both_read", "lightnet"):

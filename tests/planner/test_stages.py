@@ -110,6 +110,46 @@ h_t = exp(g_t) ⊙ h_{t-1} + x_t
 c_t = exp(g_t) ⊙ c_{t-1} + h_{t-1} ⊙ y_t + h_t
 o_t = c_{t-1} + h_t
 """,
+    "shift_in_a_loop": """
+const n = 2
+input q : [K]
+input k : [n, K] unit
+input v : [n, V]
+input beta : [n] in (0, 1)
+input g : log gate
+S_t = exp(g_{t-1}) S_{t-1}
+for j in 1..n:
+    S_t = S_t - beta_{t,j} k_{t,j} (k_{t,j}ᵀ S_t - v_{t-1,j}ᵀ)
+o_t = S_tᵀ q_t
+""",
+    "gate_of_a_loop": """
+const n = 2
+input q : [K]
+input k : [n, K] unit
+input v : [n, V]
+input beta : [n] in (0, 1)
+input g : log gate
+state m = -inf
+m_t = max(g_t + m_{t-1}, beta_{t,1} + beta_{t,2})
+S_t = exp(g_t + m_{t-1} - m_t) S_{t-1}
+for j in 1..n:
+    S_t = S_t - beta_{t,j} k_{t,j} (k_{t,j}ᵀ S_t - v_{t,j}ᵀ)
+z_t = exp(g_t) z_{t-1} + k_{t,2}
+o_t = S_tᵀ q_t / max(abs(z_tᵀ q_t), exp(-m_t))
+""",
+    "read_in_a_loop": """
+const n = 2
+input q : [K]
+input k : [n, K] unit
+input v : [n, V]
+input beta : [n] in (0, 1)
+input g : log gate
+A_t = exp(g_t) A_{t-1} + k_{t,1} v_{t,1}ᵀ
+S_t = exp(g_t) S_{t-1}
+for j in 1..n:
+    S_t = S_t + beta_{t,j} k_{t,j} (v_{t,j} - A_tᵀ k_{t,j})ᵀ
+o_t = S_tᵀ q_t
+""",
     "across": """
 const n = 3
 input q, k : [K]
