@@ -136,3 +136,11 @@ def meeting_blocks(level, C: tl.constexpr):
     half = t >> level
     meet = (half >> 1)[:, None] == (half >> 1)[None, :]
     return meet & (half[:, None] > half[None, :])
+
+
+@triton.jit
+def meeting_tokens(level, t):
+    """The same for rows and columns of any order, of the tokens t."""
+    half = t >> level
+    meet = (half >> 1)[:, None] == (half >> 1)[None, :]
+    return meet & (half[:, None] > half[None, :])

@@ -20,11 +20,20 @@ _ONCE = ("decay_adjoints",)
 
 
 @dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop over the blocks of an axis: what it forms, and the scores that are picked behind it."""
+
+    axis: Axis
+    inside: tuple[int, ...]
+    behind: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Phase:
-    """``before``: nodes without a wide axis; ``inside``: per axis what the loop over its blocks forms."""
+    """``before``: nodes without a wide axis; ``loops``: what the loops over blocks of the axes form."""
 
     before: tuple[int, ...]
-    inside: tuple[tuple[Axis, tuple[int, ...]], ...]
+    loops: tuple[Loop, ...]
 
 
 def phases(nodes: Sequence[Node], kernel: Kernel) -> tuple[Phase, ...] | None:
@@ -36,22 +45,39 @@ def phases(nodes: Sequence[Node], kernel: Kernel) -> tuple[Phase, ...] | None:
     stored = set(kernel.stores)
     found = []
     seen: set[int] = set()
+    picked: set[int] = set()
     for d in range(max(depth.values(), default=0) + 1):
         here = [n for n in kernel.body if depth[n] == d]
-        before = tuple(n for n in here if not any(in_loop(nodes, n, axis) for axis in WIDE))
-        inside = []
+        before = tuple(
+            n for n in here if n not in picked and not any(in_loop(nodes, n, axis) for axis in WIDE)
+        )
+        loops: list[Loop] = []
         for axis in WIDE:
             sinks = [
                 n for n in here if axis in summed_axes(nodes, n) or (axis in nodes[n].axes and n in stored)
             ]
-            cone = _cone(nodes, sinks, set(kernel.body), axis)
-            if any(n in seen and nodes[n].op in _ONCE for n in cone):
-                return None
-            seen |= cone
-            if cone:
-                inside.append((axis, tuple(n for n in kernel.body if n in cone)))
-        found.append(Phase(before, tuple(inside)))
+            for part in _parts(nodes, sinks):
+                cone = _cone(nodes, part, set(kernel.body), axis)
+                if any(n in seen and nodes[n].op in _ONCE for n in cone):
+                    return None
+                seen |= cone
+                behind = _picks(nodes, kernel, part) if len(part) < len(sinks) else ()
+                picked |= set(behind)
+                if cone:
+                    loops.append(Loop(axis, tuple(n for n in kernel.body if n in cone), behind))
+        found.append(Phase(before, tuple(loops)))
     return tuple(found)
+
+
+def _parts(nodes: Sequence[Node], sinks: Sequence[int]) -> list[list[int]]:
+    """What one loop forms together: every joint op of scores has its own; its sums stay in registers."""
+    scores = [n for n in sinks if nodes[n].op == "decayed_scores"]
+    first = [n for n in sinks if n not in scores[1:]]
+    return [first, *([n] for n in scores[1:])]
+
+
+def _picks(nodes: Sequence[Node], kernel: Kernel, sums: Sequence[int]) -> tuple[int, ...]:
+    return tuple(n for n in kernel.body if nodes[n].op == "pick" and nodes[n].args[0] in sums)
 
 
 def summed_axes(nodes: Sequence[Node], n: int) -> frozenset[str]:

@@ -12,6 +12,8 @@ from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, boundary_suffix
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
+from linalg_dsl.codegen.emit.triton_transform import TransformText
+from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import Axes
@@ -21,6 +23,7 @@ _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT",
     "PRECISION", "SOLVE", "SUMS", "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST", "p_first", "p_last",
     "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_first",
+    "o_r", "i_pairs", "o_pairs", "b_system", "b_transform", "b_half_step", "b_meeting",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
     "b_decayed_state", "b_limit", "first_mark", "i_share", "parity_sign", "softplus", "tanh", "expm1", "sign",
@@ -98,7 +101,8 @@ class _Prep:
 class KernelPrinter:
     """Prints one kernel of ``plan``; ``memory`` tells where leaves, buffers and results lie.
 
-    ``state_dims``: the order in which the caller's states have their axes.
+    ``state_dims``: the order in which the caller's states have their axes. ``in_one_tile``: chunks are short
+    enough for the transform of many erases to be one tile.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class KernelPrinter:
         memory: Mapping[int, Memory],
         title: str,
         state_dims: Axes = ("K", "V"),
+        in_one_tile: bool = True,
     ) -> None:
         self.state_dims = state_dims
         self.plan = plan
@@ -119,6 +124,7 @@ class KernelPrinter:
         self.names = names
         self.state = "b_s"
         self.phases = phases(self.nodes, kernel) if kernel.family == "prep" else None
+        self.blocks = lone_transform(self.nodes, kernel) if in_one_tile else 1
         self.out = Statements(
             self.nodes,
             self._blocks(),
@@ -138,8 +144,7 @@ class KernelPrinter:
         if kernel.family == "walk":
             text = self._walk()
         else:
-            body = self._body() if self.phases is None else self._blocked_body(self.phases)
-            body = without_unused([*self._row_lines(), *body])
+            body = without_unused(self._prep())
             self.out.lines = body
             text = render(
                 "prep.py.jinja",
@@ -150,6 +155,17 @@ class KernelPrinter:
             self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars.values()),
             self._constants(), frozenset(self.out.library), tile_kinds(self.nodes, kernel),
         )  # fmt: skip
+
+    def _prep(self) -> list[str]:
+        """The lines of a prep, those of row numbers where the tokens are known."""
+        if self.blocks > 1:
+            tile = TransformText(
+                self.out, self.kernel, lambda n: self.pointer(self.memory[n].argument), self._load
+            )
+            lines = tile.lines()
+            return [*lines[:3], *self._row_lines(), *lines[3:]]
+        body = self._body() if self.phases is None else self._blocked_body(self.phases)
+        return [*self._row_lines(), *body]
 
     # -- families -------------------------------------------------------------------------------------
     def _walk(self) -> str:
@@ -236,7 +252,8 @@ class KernelPrinter:
                 if n in stores:
                     self._store(n)
             lines += out.lines
-            for axis, inside in phase.inside:
+            for loop in phase.loops:
+                axis, inside = loop.axis, loop.inside
                 out.lines = []
                 for n in inside:  # operands without this axis are loaded once, before the loop
                     for a in nodes[n].args:
@@ -265,6 +282,10 @@ class KernelPrinter:
                 out.lines = []
                 for n in inside:
                     if axis in summed_axes(nodes, n) and n in stores:
+                        self._store(n)
+                for n in loop.behind:
+                    out.compute(n)
+                    if n in stores:
                         self._store(n)
                 lines += out.lines
         out.lines = lines
@@ -391,7 +412,8 @@ class KernelPrinter:
 
     # -- tiles ----------------------------------------------------------------------------------------
     def _blocks(self) -> dict[str, Tile]:
-        out = {"t": Tile("C", "m_t"), "s": Tile("C", "m_t")}
+        rows = f"{self.blocks} * C" if self.blocks > 1 else "C"
+        out = {"t": Tile(rows, "m_t"), "s": Tile("C", "m_t")}
         for axis in ("K", "V"):
             length = "BLOCK" if self.kernel.split == axis else f"{axis}P"
             if self.phases is not None:

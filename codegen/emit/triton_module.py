@@ -27,8 +27,9 @@ from linalg_dsl.codegen.emit.signature import (
 from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import table
+from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.cut import cut
-from linalg_dsl.codegen.schedule.describe import plan_class, summed_axis
+from linalg_dsl.codegen.schedule.describe import is_crowded, plan_class, summed_axis
 from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.errors import ArgumentError, InternalError
@@ -85,6 +86,7 @@ class TritonModule:
     chunk_size: int
     decay: str
     rank: int
+    crowded: bool
     segment: int
     exact: bool
     invariant: bool
@@ -161,7 +163,7 @@ class _Emitter:
         memory = self._memory()
         state_dims = tuple(map(str, spec.states[0].dims))
         printed = {
-            k.name: KernelPrinter(plan, k, memory, self.title, state_dims).run()
+            k.name: KernelPrinter(plan, k, memory, self.title, state_dims, self._short()).run()
             for k in (*plan.forward, *plan.backward)
         }
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
@@ -227,12 +229,17 @@ class _Emitter:
                 chunk_size=self.chunk_size or 0,
                 decay=repr(decay),
                 rank=rank,
+                crowded=is_crowded(plan.plan),
                 segment=SEGMENT,
                 exact=any(b.exact for b in boundaries) or self.invariant,
                 invariant=self.invariant,
                 table=table_functions(),
             ),
         )
+
+    def _short(self) -> bool:
+        """Whether chunks are as short as the table has them for many erases."""
+        return self.chunk_size is None or self.chunk_size <= 32
 
     # -- where values lie -----------------------------------------------------------------------------
     def _memory(self) -> dict[int, Memory]:
@@ -317,6 +324,8 @@ class _Emitter:
             name = self.buffers[b.node]
             if b.shares and f"P_{name}" in text.constants:
                 more += f", P_{name}={name}.shape[-1]"
+        blocks = lone_transform(self.plan.plan.nodes, kernel) if self._short() else 1
+        more += f", blocks={blocks}" if blocks > 1 else ""
         if kernel.family == "prep":
             return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest}{more})"
         if forward:

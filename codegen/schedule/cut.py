@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from linalg_dsl.codegen.schedule.alone import stands_alone
 from linalg_dsl.codegen.schedule.boundary import with_boundaries
 from linalg_dsl.codegen.schedule.facts import COTANGENT, FORWARD, REVERSE, PlanFacts
 from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Buffer, Element, Kernel, KernelPlan, shares
@@ -111,6 +112,8 @@ class _Cut:
         Partial sums are gradients along K, and along V where a decay along V takes its gradient from them.
         """
         node = self.nodes[n]
+        if any(stands_alone(self.nodes[u]) for u in self.facts.users[n]):
+            return "float32"
         if node.axes == ("t", "s"):
             return "compute"
         summed = "K" in node.axes or self.decays_along_v

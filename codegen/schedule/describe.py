@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from linalg_dsl.codegen.schedule.alone import FEW, lone_transform
 from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Kernel, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.table import (
     choose_chunk,
@@ -135,7 +136,9 @@ def kernel_schedule(
     read = sum(reads.values()) + (0 if keeps else kept)
     if kernel.family == "prep":
         last = bool(plan.backward) and kernel is plan.backward[-1]
-        warps, block = choose_prep(shape.chunk, plan_class(plan.plan)[0], last)
+        decay, _ = plan_class(plan.plan)
+        warps, block = choose_prep(shape.chunk, decay, last, is_crowded(plan.plan))
+        warps *= lone_transform(plan.plan.nodes, kernel)
         reasons = _prep_reasons(plan, kernel, shape, warps, block)
         return KernelSchedule(kernel, shape.chunks * shape.H, 1, block, warps, 1, read, 0, written, reasons)
     own, split = (shape.K, shape.V) if kernel.split == "V" else (shape.V, shape.K)
@@ -280,6 +283,12 @@ def summed_axis(plan: KernelPlan) -> str:
     """The axis that the first walk sums over: keys of few channels along it need precise products."""
     first = next(k for k in plan.forward if k.family == "walk")
     return "K" if first.split == "V" else "V"
+
+
+def is_crowded(plan: ChunkPlan) -> bool:
+    """Whether the last prep has many tiles at once: of many erases, or of decays along both axes."""
+    decays = {n.axes for n in plan.nodes if n.op == "total" and n.axes}
+    return plan_class(plan)[1] > FEW or len(decays) > 1
 
 
 def plan_class(plan: ChunkPlan) -> tuple[str, int]:

@@ -15,6 +15,8 @@ from typing import Literal
 
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
+MOST_SCORES = 10
+"""So many [C, C] sums leave room for the tiles that they are made of."""
 JOINT = ("decayed_score", "decay_apply", "pair_gate")
 _Stage = Literal["forward", "update", "rest"]
 _Key = tuple[str, int, _Stage, bool]
@@ -73,7 +75,7 @@ class _Form:
 
 
 class _Groups:
-    """Forms that are computed together, such that no group waits for itself."""
+    """Forms that are computed together, such that no group waits for itself or has too many sums at once."""
 
     def __init__(self) -> None:
         self.forms: list[list[_Form]] = []
@@ -83,7 +85,7 @@ class _Groups:
     def add(self, key: _Key, form: _Form, needs: Iterable[int]) -> int:
         before = self._all_before(needs)
         for g, known in enumerate(self.keys):
-            if known == key and g not in before:
+            if known == key and g not in before and self._has_room(g, form):
                 break
         else:
             g = len(self.keys)
@@ -98,6 +100,15 @@ class _Groups:
                 return g
         self.forms[g].append(form)
         return g
+
+    def _has_room(self, g: int, form: _Form) -> bool:
+        """Scores stay in registers until all blocks of their axis are summed up."""
+        forms = self.forms[g]
+        return (
+            self.keys[g][0] != "decayed_scores"
+            or len(forms) < MOST_SCORES
+            or any(x.takes(form) for x in forms)
+        )
 
     def _all_before(self, groups: Iterable[int]) -> set[int]:
         found: set[int] = set()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from linalg_dsl.codegen.schedule.alone import split_prep
 from linalg_dsl.codegen.schedule.facts import CARRIES, FORWARD, REVERSE, PlanFacts
 from linalg_dsl.codegen.schedule.kernel_plan import Axis, Direction, Kernel
 from linalg_dsl.errors import InternalError
@@ -41,6 +42,8 @@ class _Draft:
     walk: _Walk | None
     loads: list[int] = field(default_factory=list)
     body: list[int] = field(default_factory=list)
+    given: frozenset[int] = frozenset()
+    """What it takes from memory even where it could be formed again."""
 
 
 class Phase:
@@ -262,31 +265,29 @@ class Phase:
 
     def _finish(self, final: list[int]) -> list[Kernel]:
         """Second pass, in order, knowing what is in memory; stores that nobody reads are dropped."""
-        plans: list[tuple[_Walk | None, list[int], set[int]]] = []  # stores, and what is in memory before
+        plans: list[tuple[_Walk | None, list[int], set[int], frozenset[int]]] = []
+        """Its stores, what is in memory before, and what it takes from there in any case."""
         memory = set(self.memory)
-        # what waits for no walk is made by the first prep, whichever walk wants it
-        local = {n for walk in self.walks for n in walk.prep if not self.bits[n] & CARRIES}
         for walk in self.walks:
             prep = sorted(walk.prep - memory)
-            if prep:
-                prep = sorted((walk.prep | local) - memory)
-                plans.append((None, prep, set(memory)))
-                memory |= set(prep)
-            plans.append((walk, sorted(walk.outputs), set(memory)))
+            for part, given in split_prep(self.facts, prep, memory) if prep else ():
+                plans.append((None, part, set(memory), given))
+                memory |= set(part)
+            plans.append((walk, sorted(walk.outputs), set(memory), frozenset()))
             memory |= walk.outputs
             boundary = self.boundaries.get(walk.split)
             if boundary and walk.direction != boundary.keeper:
                 memory.add(boundary.node)
         if final:
-            plans.append((None, final, memory))
+            plans.append((None, final, memory, frozenset()))
         kept: list[Kernel] = []
         read: set[int] = set()
         results = set(self.targets)
-        for made_by, wanted, before in reversed(plans):
+        for made_by, wanted, before, given in reversed(plans):
             stores = [n for n in wanted if n in read or n in results]
             if made_by is None and not stores:
                 continue
-            draft = _Draft(stores, None)
+            draft = _Draft(stores, None, given=given)
             if made_by:
                 dropped = made_by.outputs - set(stores) - set(self._for_boundary(made_by))
                 draft = self._walk_draft(made_by)
@@ -348,14 +349,14 @@ class Phase:
 
     def _loads(self, n: int, draft: _Draft, memory: set[int]) -> bool:
         facts, node, walk = self.facts, self.nodes[n], draft.walk
-        if facts.is_leaf(n) or node.op == "boundary_gate":
+        if facts.is_leaf(n) or node.op == "boundary_gate" or n in draft.given:
             return True
         if self.facts.state(n):
             return False  # a state never goes through memory
         carried = self._carried(n)
         if walk and n in walk.made:
             return False
-        elementwise = self.facts.elementwise(n)
+        elementwise = self.facts.elementwise(n) and self._elementwise_roots(n) != {n}
         small = node.axes == ("t", "s")  # one load instead of several
         if walk is None:
             if not carried:
@@ -382,15 +383,24 @@ class Phase:
 
         It is where what it is made of has to leave the walk for another value as well.
         """
+        roots = self._elementwise_roots(n)
+        if (
+            n in self.savable
+            and len(roots) == 1
+            and all(a in roots or len(self.nodes[a].axes) < 2 for a in self.nodes[n].args)
+        ):
+            return True  # a saved value times a number: one of both is enough
         made = self.maker[n].made if n in self.maker else frozenset[int]()
-        return any(self._leaving(root, made, n) for root in self._elementwise_roots(n))
+        return any(self._leaving(root, made, n) for root in roots)
 
     def _elementwise_roots(self, n: int) -> set[int]:
-        """The carried values that are not elementwise behind an elementwise one."""
+        """The carried values behind an elementwise one that are not elementwise, or are as good."""
         if not self.facts.elementwise(n):
             return {n}
         carried = [a for a in self.nodes[n].args if self._carried(a)]
-        return {root for a in carried for root in self._elementwise_roots(a)}
+        found = {root for a in carried for root in self._elementwise_roots(a)}
+        # a sum of several saved values is less to keep than they are
+        return {n} if n in self.savable and self.nodes[n].op == "add" and len(found) > 1 else found
 
     def _leaving(self, n: int, made: frozenset[int], without: int) -> bool:
         """Whether n, or an elementwise value made of it in its walk other than through one, leaves it."""

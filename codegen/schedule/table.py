@@ -87,13 +87,14 @@ def keep_every_state(chunks: int, heads: int, key: int, value: int) -> bool:
     return 4 * chunks * heads * key * value <= 1 << 30
 
 
-def choose_prep(chunk: int, decay: str, gradients: bool) -> tuple[int, int]:
+def choose_prep(chunk: int, decay: str, gradients: bool, crowded: bool = False) -> tuple[int, int]:
     """(warps, block of K and V) of a prep; ``gradients``: the last kernel of the backward.
 
     One warp for every 16 tokens: a product of C rows gives no more of them work. With a decay per channel
-    many [C, block] tiles are alive at once: narrow blocks, or four warps where there are even more.
+    many [C, block] tiles are alive at once: narrow blocks, or four warps where there are even more; both
+    where it is ``crowded``, by three or more erases or by decays along both axes.
     """
     warps = max(1, chunk // 16)
     if decay == "channel":
-        return (max(warps, 4), 64) if gradients else (warps, 32)
+        return (max(warps, 4), 32 if crowded else 64) if gradients else (warps, 32)
     return warps, 64
