@@ -172,7 +172,7 @@ class Plan:
         known: dict[Dim, int | None] = {"K": K, "V": V}
         known |= {c.name: int(c.value.value) for c in self.steps.spec.consts if isinstance(c.value, Number)}
         axes = dict(stage.axes)
-        return known.get(axes.get("K", "K")), known.get(axes.get("V", "V"))
+        return tuple(d if isinstance(d, int) else known.get(d) for d in (axes.get(a, a) for a in ("K", "V")))
 
 
 @dataclass(frozen=True)

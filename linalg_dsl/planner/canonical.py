@@ -75,7 +75,7 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
         sigma=found.columns.sigma,
         reads=output.reads,
         token_terms=output.token_terms,
-        output=spec.outputs[0].target,
+        output=_plan_name(spec.outputs[0].target),
         span=spec.updates[0].span,
     )
     known = [Rewrite("const", name, _show_number(constants, name), "fixed at compile time") for name in used]
@@ -129,6 +129,11 @@ def _read_update(spec: RecurrenceSpec, constants: Constants) -> _Update:
     _check_size(columns, update, state)
     record.merge(erases, found.writes, columns)
     return _Update(found.axis, decay, columns, decayed is not None, record)
+
+
+def _plan_name(output: str) -> str:
+    """The output's name in plans, where d_x is the gradient of x."""
+    return f"out_{output}" if output.startswith("d_") else output
 
 
 def classify(rec: Recurrence) -> str:
