@@ -171,8 +171,9 @@ class Plan:
             return K, V
         known: dict[Dim, int | None] = {"K": K, "V": V}
         known |= {c.name: int(c.value.value) for c in self.steps.spec.consts if isinstance(c.value, Number)}
+        known |= {d: d for _, d in stage.axes if isinstance(d, int)}
         axes = dict(stage.axes)
-        return tuple(d if isinstance(d, int) else known.get(d) for d in (axes.get(a, a) for a in ("K", "V")))
+        return known.get(axes.get("K", "K")), known.get(axes.get("V", "V"))
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ def choose_step(
 ) -> tuple[int, int, int, int, int]:
     """(block of the split axis, warps, stages, tokens per group, tokens whose states stay in registers).
 
-    ``cut``: entries of the split axis, 0 if nothing is split. Blocks are so narrow that one warp can hold them:
-    its sums need no barrier, and in the forward, a thread for every entry of the split axis, hardly an
-    exchange. A thread holds up to 64 elements of the states, 32 in the backward, which has their gradients
-    too. A wait for memory costs more than a token's arithmetic, so the tokens of a group are loaded together:
-    16 where the states are vectors, 8 in the backward.
+    ``cut``: entries of the split axis, 0 if nothing is split. Blocks are so narrow that one warp can hold
+    them: its sums need no barrier, and in the forward, with a thread for every entry of the split axis,
+    hardly an exchange. A thread holds up to 64 elements of the states, 32 in the backward, which has their
+    gradients too. A wait for memory costs more than a token's arithmetic, so the tokens of a group are
+    loaded together: 16 where the states are vectors, 8 in the backward.
     """
     if square:  # products of matrices: their operands take the memory that stages would
         return (16 if cut else 0), 8 if square > 8192 else 4, 1, 1, 1

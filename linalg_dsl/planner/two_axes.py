@@ -285,9 +285,8 @@ class _Column:
             case Symbol():
                 return replace(expr, dims=self.dims)
             case Sum(terms) if not any(t.is_scalar and self.holds(t) for t in terms):
-                inside = [t for t in terms if self.holds(t)]
-                written = add(t for t in terms if not self.holds(t))
-                return add((*map(self.column, inside), self.column(written)))
+                kept = map(self.column, filter(self.holds, terms))
+                return add((*kept, self.column(add(t for t in terms if not self.holds(t)))))
             case Product(factors):
                 return self._product(factors)
             case Hadamard(factors):
@@ -314,8 +313,8 @@ class _Column:
                 scalars, _ = split_inner_products(factors)
                 if len(scalars) == 1:
                     return self._inner(list(factors))
-                inside, beside = self._one(scalars)
-                return mul((*beside, self.row(inside)))
+                holder, beside = self._one(scalars)
+                return mul((*beside, self.row(holder)))
             case Call("dot", (x, y)):
                 return self.row(mul((transpose(x), y)))
             case Quotient(top, bottom) if not self.holds(bottom):
@@ -364,7 +363,8 @@ def _column(stage: Stage) -> Stage:
     state = spec.states[0]
     own = str(state.dims[0])
     across = OTHER[own]
-    taken = {x.name for x in (*spec.inputs, *spec.consts, *spec.states)} | {spec.outputs[0].target}
+    taken = {i.name for i in spec.inputs} | {c.name for c in spec.consts} | {s.name for s in spec.states}
+    taken.add(spec.outputs[0].target)
     name = "one"
     while name in taken:
         name += "s"

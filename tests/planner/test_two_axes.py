@@ -122,8 +122,8 @@ o_t = P_t k_t
 """,
     ),
     "both axes of a square state": (
-        "in k_t k_tᵀ P_{t-1} k_V_t k_V_tᵀ the state is erased along both axes: a map that is low rank on both "
-        "sides has no chunk form",
+        "in k_t k_tᵀ P_{t-1} k_V_t k_V_tᵀ the state is erased along both axes: a map that is low rank on "
+        "both sides has no chunk form",
         """
 input k : [K] unit
 state P : [K, K]
