@@ -118,7 +118,7 @@ class _Registration:
         tensors, initials, (consts, offsets, output_final_state, save) = self._split(args)
         if not dry:
             self._look(tensors, offsets)
-        with _plain(tensors[0]):
+        with plain_types(tensors[0]):
             numbers = self._consts(tensors, consts, dry)
             o, states, residuals = self.module.forward(
                 tensors, initials, numbers, offsets, output_final_state, save, dry
@@ -138,7 +138,7 @@ class _Registration:
     def _backward(self, args: tuple[Any, ...], dry: bool) -> list[Tensor]:
         """Gradients of all tensors, then those of the initial states that there are."""
         tensors, initials, (consts, offsets, saved, residuals, d_o, *d_finals) = self._split(args)
-        with _plain(tensors[0]):
+        with plain_types(tensors[0]):
             shared = (tensors, initials, self._consts(tensors, consts, dry), offsets)
             if not saved:
                 _, _, residuals = self.module.forward(*shared, False, True, dry)
@@ -219,7 +219,7 @@ class _Registration:
 
 
 @contextlib.contextmanager
-def _plain(x: Tensor) -> Iterator[None]:
+def plain_types(x: Tensor) -> Iterator[None]:
     """Runs a module in the types it chose itself, on the device of its tensors."""
     with contextlib.ExitStack() as stack:
         kind = x.device.type

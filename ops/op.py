@@ -24,7 +24,9 @@ from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import RESERVED, BoundCall, bind, check_const_axes, const_numbers
 from linalg_dsl.ops.artefacts import Artefacts, Module, Passes
-from linalg_dsl.ops.carried import all_started
+from linalg_dsl.ops.carried import all_started, carried_dims
+from linalg_dsl.ops.decode import Decoder
+from linalg_dsl.ops.layout import turn_all
 from linalg_dsl.ops.library import Operator
 from linalg_dsl.ops.plan_view import Plan, StagePlan
 from linalg_dsl.ops.promises import check_promises
@@ -63,6 +65,7 @@ class CompiledOp:
             StageOp(stage.spec, _stage_options(options, self.stages, stage), passes)
             for stage in self.stages.stages
         )
+        self.decoder = Decoder(spec, options, passes)
         self.program_text = None if self.stages.is_whole else emit_pipeline(self.stages)
         # what torch.compile traces through has to be there before it is called
         self.program = None
@@ -97,7 +100,7 @@ class CompiledOp:
         max_seqlen: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens)
+        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens, self.options.state_layout)
         _check_hints(self.spec.name, cu_seqlens, cu_seqlens_cpu, max_seqlen)
         if not torch.compiler.is_compiling():
             if self.options.debug:
@@ -116,11 +119,32 @@ class CompiledOp:
             o, states = self._run(runs, call, cu_seqlens, output_final_state)
         return self._results(o, states, output_final_state)
 
-    def step(self, *args: Tensor, **kwargs: Any) -> Any:
-        """One decode step; not supported yet."""
-        raise ArgumentError(
-            f"{self.spec.name}: step is not supported yet; call the op with initial_state and T = 1"
-        )
+    def step(
+        self,
+        *args: Tensor,
+        state: Any = None,
+        slots: Tensor | None = None,
+        accepted: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Any]:
+        """A few tokens of many sequences, from states that are updated in place: ``(o, state)``.
+
+        Tensors are those of a call, [B, n, h, *dims] with n tokens each, one mostly; o is [B, n, H, ...].
+        ``state`` is what a call hands out, of any floating-point type (computed with in float32) and any
+        strides: entry b is sequence b's, and afterwards holds the state after its tokens. It is also what
+        is returned; None makes one that starts as declared. With ``slots`` [B] (int32 or int64, on the
+        device) the state is a pool [P, H, ...], of which sequence b has row ``slots[b]``. A negative slot
+        is padding: its output is zero and nothing is written. Two sequences with one slot leave there what
+        either of them wrote. A slot beyond the pool gives NaN on a GPU, an error on the CPU.
+
+        ``accepted`` (a number, or [B] on the device): of how many tokens of each sequence the state is
+        kept, where the others are drafts that may be rejected; the output is of all n. ``accepted=0`` only
+        looks ahead: then calling once more with what was accepted rolls back (derivation: the states after
+        any number of tokens follow from the state before them and the tokens themselves).
+
+        No gradients: raises ``ArgumentError`` where one would be wanted. Never waits for the device.
+        """
+        return self.decoder.step(self.backend_for, args, kwargs, state, slots, accepted)
 
     def reference(
         self,
@@ -132,7 +156,7 @@ class CompiledOp:
         **kwargs: Any,
     ) -> Any:
         """The step-by-step loop of the spec on the same arguments: any dtype, differentiable twice, slow."""
-        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens)
+        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens, self.options.state_layout)
         o, states = self._step_loop(call, cu_seqlens, output_final_state, dtype)
         return self._results(o, states, output_final_state)
 
@@ -162,14 +186,16 @@ class CompiledOp:
             stage.artefacts()
 
     def source(self, which: str = "module", backend: str | None = None) -> str:
-        """The generated text: "forward" or "backward" with all they call, or the whole "module".
+        """The generated text: "forward", "backward" or "step" with all they call, or the whole "module".
 
         ``backend`` is "triton" or "torch"; by default what a call would use where tensors are on this
         machine's best device. Several stages stand one below the other, after the steps between them.
         """
-        if which not in ("forward", "backward", "module"):
-            raise ArgumentError(f"source is of forward, backward or module, got {which!r}")
+        if which not in ("forward", "backward", "step", "module"):
+            raise ArgumentError(f"source is of forward, backward, step or module, got {which!r}")
         chosen = backend or self._default_backend()
+        if which == "step":
+            return self.decoder.text(chosen)
         texts = [(s.spec.name, s.module_text(chosen)) for s in self.stage_ops]
         if which != "module":
             texts = [(name, part_of(text, which)) for name, text in texts]
@@ -263,6 +289,7 @@ class CompiledOp:
     def _results(self, o: Tensor, states: States, want: bool) -> Any:
         if not want:
             return o
+        states = turn_all(states, carried_dims(self.spec), self.options.state_layout)
         return o, states[0] if len(states) == 1 else self.state_type(*states)
 
     @constant
