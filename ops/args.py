@@ -21,7 +21,7 @@ WIDEST = 512
 RESERVED = frozenset(
     {
         "initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu", "max_seqlen", "slots",
-        "state_positions", "state", "accepted",
+        "state_positions",
     }
 )  # fmt: skip
 """Keyword arguments of every call, so no input, param or const may have such a name."""

@@ -27,7 +27,14 @@ def carried_dims(spec: RecurrenceSpec) -> tuple[tuple[Dim, ...], ...]:
     return (*(s.dims for s in spec.states), *(i.dims for i in spec.shifted))
 
 
-def given_states(spec: RecurrenceSpec, given: Any, argument: str = "initial_state") -> tuple[Tensor | None, ...]:
+def starts(spec: RecurrenceSpec) -> tuple[float, ...]:
+    """What every carried tensor holds before the first token."""
+    return (*(s.start for s in spec.states), *(0.0 for _ in spec.shifted))
+
+
+def given_states(
+    spec: RecurrenceSpec, given: Any, argument: str = "initial_state"
+) -> tuple[Tensor | None, ...]:
     """One tensor or None per carried tensor from ``argument``: a tensor, a sequence, a mapping by name.
 
     Raises ``ArgumentError`` that says what was expected and what came. Shapes: ``check_states``.
@@ -107,8 +114,7 @@ def start_states(
     spec: RecurrenceSpec, sizes: Mapping[str, int], like: Tensor, layout: str | None = None
 ) -> list[Tensor]:
     """All that is carried before the first token, the axes as ``layout`` has them."""
-    starts = [*(s.start for s in spec.states), *(0.0 for _ in spec.shifted)]
-    pairs = zip(carried_dims(spec), starts, strict=True)
+    pairs = zip(carried_dims(spec), starts(spec), strict=True)
     return [_filled(stored_dims(dims, layout), start, sizes, like) for dims, start in pairs]
 
 
@@ -118,8 +124,7 @@ def all_started(
     """Everything that is carried, what is not given at its start; None where nothing is given."""
     if all(x is None for x in given):
         return None
-    starts = [*(s.start for s in spec.states), *(0.0 for _ in spec.shifted)]
-    parts = zip(carried_dims(spec), starts, given, strict=True)
+    parts = zip(carried_dims(spec), starts(spec), given, strict=True)
     return [_filled(dims, start, sizes, like) if x is None else x for dims, start, x in parts]
 
 

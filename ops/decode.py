@@ -75,9 +75,11 @@ class Decoder:
         name = self._prepare(backend, *(word for pair in own for word in pair))
         numbers = [dict(own).get(c.name, math.nan) for c in self.spec.consts]
         if key is not None:
-            operator = self._prepared[backend, *(word for pair in own for word in pair)]
+            operator = self._prepared[(backend, *(word for pair in own for word in pair))]
             if backend == "triton" and self._replays.is_due(key):
-                o, replay = operator.record(leaves, self._places(args, kwargs, pool, slots, counts), numbers, keep)
+                o, replay = operator.record(
+                    leaves, self._places(args, kwargs, pool, slots, counts), numbers, keep
+                )
                 self._replays.keep(key, replay)
                 return o, state
             return operator.run(*call.tensors, *pool, numbers, slots, counts, keep), state
@@ -169,18 +171,20 @@ class Decoder:
         return [*places, -1 if slots is None else at + len(pool), of_counts]
 
     def _listed(self, state: Any) -> list[Tensor]:
-        values = state.values() if isinstance(state, Mapping) else [state] if isinstance(state, Tensor) else state
+        values = (
+            state.values() if isinstance(state, Mapping) else [state] if isinstance(state, Tensor) else state
+        )
         return [x for x in values or () if isinstance(x, Tensor)]
 
-    def _states(
-        self, call: BoundCall, state: Any, slots: Tensor | None
-    ) -> tuple[list[Tensor], Any]:
+    def _states(self, call: BoundCall, state: Any, slots: Tensor | None) -> tuple[list[Tensor], Any]:
         """The carried tensors as stored, started where they are not given; and what the caller gets back."""
         spec = self.spec
         given = given_states(spec, state, "state")
         missing = [n for n, x in zip(spec.carried, given, strict=True) if x is None]
         if missing and slots is not None:
-            raise ArgumentError(f"{spec.name}: slots are rows of a pool, so state must hold {', '.join(missing)}")
+            raise ArgumentError(
+                f"{spec.name}: slots are rows of a pool, so state must hold {', '.join(missing)}"
+            )
         sizes = dict(call.sizes)
         if slots is not None:
             first = next(x for x in given if x is not None)

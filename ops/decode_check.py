@@ -64,7 +64,9 @@ class DecodeCheck:
             # positive, as a normaliser would be
             states.append(torch.rand(shape, generator=generator, dtype=torch.float32) + 0.1)
         want = self._run(self.exact, tuple(x.double() for x in operands), [x.double() for x in states], known)
-        got = self._run(self.module, tuple(x.to(device) for x in operands), [x.to(device) for x in states], known)
+        got = self._run(
+            self.module, tuple(x.to(device) for x in operands), [x.to(device) for x in states], known
+        )
         limit = max(TOLERANCE.get(x.dtype, 1e-3) for x in like)
         for name, x, y in zip(("o", *self.exact.STATES), got, want, strict=True):
             error = float((x - y).norm() / y.norm().clamp_min(1e-30))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from types import ModuleType
@@ -15,11 +14,11 @@ from linalg_dsl.codegen.cache import load_module, module_key
 from linalg_dsl.codegen.emit.names import Names, ascii_identifier
 from linalg_dsl.codegen.emit.signature import output_dims, output_like, sized
 from linalg_dsl.errors import InternalError
-from linalg_dsl.ops.args import axis_sizes, check_widths, const_numbers
+from linalg_dsl.ops.args import axis_sizes, check_widths
 from linalg_dsl.ops.carried import carried_dims
 from linalg_dsl.ops.decode_check import DecodeCheck
 from linalg_dsl.ops.layout import turned
-from linalg_dsl.ops.library import NAMESPACE, plain_types
+from linalg_dsl.ops.library import NAMESPACE, ModuleNumbers, plain_types
 from linalg_dsl.ops.replay import Recorder, Replay
 from linalg_dsl.planner.decode_form import DecodeForm
 
@@ -70,7 +69,7 @@ class DecodeOperator:
         self.check = None if exact is None else DecodeCheck(form, module, exact.module)
         self.count, self.states = len(spec.inputs), len(spec.carried)
         self.dims = carried_dims(spec)
-        self._numbers: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self.numbers = ModuleNumbers(spec, module.CONSTS)
 
     def register(self) -> None:
         names = Names(reserved=("consts", "slots", "accepted", "keep"))
@@ -124,7 +123,9 @@ class DecodeOperator:
         slots, accepted = alone[-2:]
         numbers = self.numbers(tensors, consts)
         with plain_types(tensors[0]), Recorder(known, len(leaves)) as recorder:
-            o: Tensor = self.module.step(tensors, views, numbers, slots, accepted, keep, start=recorder.start)
+            o: Tensor = self.module.step(
+                tensors, views, numbers, slots, accepted, keep, launch=recorder.launch
+            )
         return o, recorder.replay((o,), tensors[0])
 
     # -----------------------------------------------------------------------------------------
@@ -134,18 +135,6 @@ class DecodeOperator:
         for x, dims, rows in zip(pool, self.dims, self.form.parts, strict=True):
             x = turned(x, dims, self.layout)
             found += [x if row is None else x.select(2, row) for row in rows]
-        return found
-
-    def numbers(self, tensors: tuple[Tensor, ...], given: Sequence[float]) -> tuple[float, ...]:
-        """The numbers that the module takes; ``given`` has every const of the spec, NaN where not given."""
-        dims = axis_sizes(self.spec, tensors)
-        key = (*dims.items(), *(None if math.isnan(x) else x for x in given))
-        found = self._numbers.get(key)
-        if found is None:
-            named = {c.name: x for c, x in zip(self.spec.consts, given, strict=True) if not math.isnan(x)}
-            values = const_numbers(self.spec, dims, named)
-            scope = {**{axis: float(size) for axis, size in dims.items()}, **values}
-            found = self._numbers[key] = tuple(scope[c] for c in self.module.CONSTS)
         return found
 
     def _look(self, tensors: tuple[Tensor, ...]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _LARGEST = 1024
 """Kept recordings of one operator; more are forgotten all at once."""
@@ -32,7 +32,7 @@ def is_plain() -> bool:
         return False
     return not (
         torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()  # type: ignore[attr-defined]
+        or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
     )
 
@@ -110,7 +110,7 @@ class CompiledLaunch:
 
 
 class OrdinaryLaunch:
-    """A launch in Triton's own way: in the interpreter, and where its compiled kernels are unlike those known."""
+    """A launch in Triton's own way: in the interpreter, and where compiled kernels are unlike those known."""
 
     def __init__(self, again: Callable[[Sequence[Tensor | None]], None]) -> None:
         self.again = again
@@ -145,7 +145,7 @@ class Replay:
         return [made[i] for i in self.results]
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs a function of a module and notes what it allocates and launches.
 
     ``known``: the tensors given to it, each an object of its own: which leaf of the call it is, and how many
@@ -153,10 +153,11 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, known: Mapping[int, tuple[int, int]], leaves: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.known = dict(known)
         self.leaves = leaves
-        self.made: list[Tensor] = []
+        self.made: list[Tensor] = []  # kept alive, as they are known by their identity
+        self.count = 0
         self.buffers: list[Buffer] = []
         self.launches: list[CompiledLaunch | OrdinaryLaunch] = []
         self.clean = True
@@ -165,14 +166,19 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func._schema.name
         if name in _EMPTY or name in _ZEROS:
-            self.known[id(out)] = (self.leaves + len(self.made), 0)
+            self.known[id(out)] = (self.leaves + self.count, 0)
             self.made.append(out)
+            self.count += 1
             self.buffers.append(Buffer(tuple(out.shape), out.dtype, out.device, name in _ZEROS))
+        elif name == "aten::detach" and id(args[0]) in self.known:
+            # under a mode torch.empty returns another object for its tensor
+            self.known[id(out)] = self.known[id(args[0])]
+            self.made.append(out)
         else:
             self.clean = False
         return out
 
-    def start(
+    def launch(
         self,
         kernel: Any,
         programs: int,
@@ -182,7 +188,8 @@ class Recorder(TorchDispatchMode):
         stages: int,
     ) -> None:
         """Launches a kernel; what generated modules call in place of their own function."""
-        compiled = kernel[(programs,)](*arguments, **constants, num_warps=warps, num_stages=stages)
+        with _disable_current_modes():  # what Triton does with tensors is none of the module's
+            compiled = kernel[(programs,)](*arguments, **constants, num_warps=warps, num_stages=stages)
         fill = []
         for place, x in enumerate(arguments):
             if isinstance(x, Tensor) and id(x) in self.known:
@@ -205,15 +212,15 @@ class Recorder(TorchDispatchMode):
 
     def replay(self, results: Sequence[Tensor], like: Tensor) -> Replay | None:
         """What was recorded, if it is all that was done."""
-        index = {id(x): i for i, x in enumerate(self.made)}
-        if not self.clean or any(id(x) not in index for x in results):
+        places = [self.known.get(id(x), (-1, 0))[0] - self.leaves for x in results]
+        if not self.clean or min(places, default=0) < 0:
             return None
         return Replay(
             tuple(self.buffers),
             tuple(self.launches),
-            tuple(index[id(x)] for x in results),
+            tuple(places),
             like.get_device(),
-            _current_stream if like.device.type == "cuda" else _no_stream,
+            current_stream if like.device.type == "cuda" else no_stream,
         )
 
 
@@ -270,9 +277,10 @@ def _has_hooks(runtime: Any) -> bool:
     return False
 
 
-def _current_stream(device: int) -> int:
+def current_stream(device: int) -> int:
+    """The handle of the stream on which a device's kernels are launched now."""
     return int(torch._C._cuda_getCurrentRawStream(device))
 
 
-def _no_stream(device: int) -> int:
+def no_stream(device: int) -> int:
     return 0

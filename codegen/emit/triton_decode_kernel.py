@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.triton_step_kernel import StepText, next_states, without_unused
-from linalg_dsl.codegen.emit.triton_step_memory import RESERVED, StepMemory, StepNames, memory_axes
+from linalg_dsl.codegen.emit.triton_step_memory import StepMemory, StepNames, memory_axes
 from linalg_dsl.codegen.emit.triton_step_statements import axis_name, index
 from linalg_dsl.codegen.schedule.step_split import StepSchedule
 from linalg_dsl.language.spec import RecurrenceSpec, State

@@ -48,9 +48,7 @@ def choose_step(
     return block, warps, 1, 4 if each <= 32 else 2, 1
 
 
-def choose_decode(
-    own: int, cut: int, square: int, partial: bool, lanes: int, units: int
-) -> tuple[int, int]:
+def choose_decode(own: int, cut: int, square: int, partial: bool, lanes: int, units: int) -> tuple[int, int]:
     """(block of the split axis, warps) where a few tokens are decoded: a matter of moving the states.
 
     A thread holds 32 elements of the states, so that several programs of a multiprocessor have loads under
