@@ -123,7 +123,7 @@ class CompiledOp:
             if backend == "torch" and kind != "cpu" and cu_seqlens_cpu is not None:
                 cu_seqlens = cu_seqlens_cpu
             runs = [partial(stage.run, backend, call.consts) for stage in self.stage_ops]
-            o, states = self._run(runs, call, cu_seqlens, output_final_state)
+            o, states = self.run_stages(runs, call, cu_seqlens, output_final_state)
         return self._results(o, states, output_final_state)
 
     def step(self, *args: Tensor, **kwargs: Any) -> Any:
@@ -145,6 +145,10 @@ class CompiledOp:
         call = bind(self.spec, args, kwargs, initial_state, cu_seqlens)
         o, states = self._step_loop(call, cu_seqlens, output_final_state, dtype)
         return self._results(o, states, output_final_state)
+
+    def with_options(self, **changes: Any) -> CompiledOp:
+        """The same recurrence compiled with other options, by the same passes (``CompileOptions``)."""
+        return CompiledOp(self.spec, replace(self.options, **changes), self._passes, self.stages)
 
     def check(self, **kwargs: Any) -> CheckReport:
         """Errors of output, final state and every gradient against the float64 reference.
@@ -225,14 +229,15 @@ class CompiledOp:
         names = ", ".join(s.spec.name for s in self.stage_ops)
         raise ArgumentError(f"{self.spec.name} runs in stages ({names}); ask each of op.stage_ops")
 
-    def _run(
+    def run_stages(
         self,
         runs: Sequence[Callable[..., tuple[Tensor, States]]],
         call: BoundCall,
         cu_seqlens: Tensor | None,
         want: bool,
     ) -> tuple[Tensor, States]:
-        """The output and what is carried on; ``runs`` run a stage each."""
+        """The output and what is carried on; ``runs``, one per stage, take what ``StageOp.run`` takes after
+        its consts and compute that stage in whatever way."""
         if self.program is None:
             return runs[0](call.tensors, call.initials, cu_seqlens, want)
         check_const_axes(self.spec, call.sizes, dict(call.consts))
@@ -278,7 +283,7 @@ class CompiledOp:
     ) -> tuple[Tensor, States]:
         """Output and final states of form (1), token by token, its products with operands so rounded."""
         runs = [partial(s.short_loop, operand, call.consts) for s in self.stage_ops]
-        return self._run(runs, call, cu_seqlens, True)
+        return self.run_stages(runs, call, cu_seqlens, True)
 
     def _step_loop(
         self, call: BoundCall, cu_seqlens: Tensor | None, want: bool, dtype: torch.dtype | None
@@ -299,6 +304,11 @@ class CompiledOp:
         if not want:
             return o
         return o, states[0] if len(states) == 1 else self.state_type(*states)
+
+    @property
+    def passes(self) -> Passes:
+        """What it runs when it first needs it."""
+        return self._passes
 
     @constant
     def backend_for(self, device: str, double: bool) -> str:
