@@ -51,8 +51,10 @@ def compile(
     Everything up to the backward plan is derived now, so mistakes are reported here (``DslError``); the
     module of a backend is written at the first call that needs it. Options: ``CompileOptions``.
     """
-    _refuse(state_layout=state_layout not in (None, "kv"), reverse=reverse, tune=tune)
-    options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug, substeps)
+    _refuse(state_layout=state_layout not in (None, "kv"), tune=tune)
+    options = CompileOptions(
+        backend, chunk_size, schedule, invariant, strict, debug, substeps, reverse=reverse
+    )
     op = assemble(read_spec(spec), options)
     op.derive()
     return op
