@@ -23,7 +23,8 @@ class CompileOptions:
     ``invariant`` makes the plan depend on K, V, dtype and device only.
 
     ``substeps`` "micro" lays the substeps of a token out as tokens, "expand" writes them out as one update
-    of higher rank; None takes what costs less.
+    of higher rank; None takes what costs less. ``reverse`` runs from the last token of every sequence to the
+    first.
 
     ``state_layout`` "kv" or "vk": states with a key and a value axis are [N, H, K, V] or [N, H, V, K] in
     calls, whatever order they are declared in; None is as declared.
@@ -39,6 +40,7 @@ class CompileOptions:
     strict: bool = False
     debug: bool = False
     substeps: str | None = None
+    reverse: bool = False
     state_layout: str | None = None
     wide: bool = False
     handed: tuple[str, ...] = ()

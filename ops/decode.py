@@ -61,6 +61,8 @@ class Decoder:
                 replay = self._replays.get(key)
                 if replay is not None:
                     return replay(leaves, addresses)[0], state
+        if self.options.reverse:
+            raise ArgumentError(f"{self.spec.name}: step runs from earlier to later tokens, and reverse=True")
         call = bind(self.spec, args, kwargs, None, None)
         _refuse_gradients(self.spec, (*call.tensors, *self._listed(state)))
         check_const_axes(self.spec, call.sizes, dict(call.consts))
@@ -72,10 +74,11 @@ class Decoder:
         if backend == "reference":
             return self._by_reference(call, pool, slots, counts, keep), state
         own = tuple((n, v) for n, v in call.consts)
-        name = self._prepare(backend, *(word for pair in own for word in pair))
+        entry = (backend, *(word for pair in own for word in pair))
+        name = self._prepare(*entry)
         numbers = [dict(own).get(c.name, math.nan) for c in self.spec.consts]
         if key is not None:
-            operator = self._prepared[(backend, *(word for pair in own for word in pair))]
+            operator = self._prepared[entry]
             if backend == "triton" and self._replays.is_due(key):
                 o, replay = operator.record(
                     leaves, self._places(args, kwargs, pool, slots, counts), numbers, keep
@@ -233,7 +236,7 @@ class Decoder:
         ends = [keep] * batch if counts is None else [min(max(int(c), 0), length) for c in counts]
         outputs: list[Tensor] = []
         for b, (row, end) in enumerate(zip(rows, ends, strict=True)):
-            now = [x[max(row, 0)][None] for x in declared]
+            now = [x[max(row, 0)][None].clone() for x in declared]
             for count in {length, end}:
                 tensors = {
                     d.name: x[b : b + 1, :count] if d.timed else x

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,20 +12,23 @@ from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.carried import given_states, starts
 
+if TYPE_CHECKING:
+    from linalg_dsl.ops.op import CompiledOp
+
 
 def call_with_pool(
-    call: Callable[..., Any],
-    spec: RecurrenceSpec,
+    op: CompiledOp,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     pool: Any,
     slots: Tensor,
     want: bool,
 ) -> Any:
-    """``call`` from rows ``slots`` [N] of the pool, and if ``want`` back into them; then the pool is returned.
+    """A call from rows ``slots`` [N] of the pool, and if ``want`` back into them; then the pool is returned.
 
     A sequence with a negative slot starts as declared, and its final state goes nowhere.
     """
+    spec = op.spec
     check_slots(spec, slots)
     given = given_states(spec, pool)
     found = [x for x in given if x is not None]
@@ -44,7 +47,7 @@ def call_with_pool(
         )
     rows = read_rows(spec, found, slots)
     initial = rows[0] if len(rows) == 1 else rows
-    results = call(*args, initial_state=initial, output_final_state=want, **kwargs)
+    results = op(*args, initial_state=initial, output_final_state=want, **kwargs)
     if not want:
         return results
     o, last, *rest = results

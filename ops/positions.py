@@ -1,35 +1,75 @@
-"""States after given tokens, for prefix caching: a call cut at these tokens, its parts one after the other."""
+"""States after given tokens, for prefix caching: a call cut there, its parts run one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops.args import bind
+from linalg_dsl.ops.carried import carried_dims, start_states
+from linalg_dsl.ops.layout import turn_all
 
-Start = Callable[[int], Sequence[Tensor]]
-"""Gives the states before the first token of so many sequences."""
+if TYPE_CHECKING:
+    from linalg_dsl.ops.op import CompiledOp
 
 
 def call_at_positions(
-    call: Callable[..., Any],
+    op: CompiledOp,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    initial_state: Any,
+    positions: Sequence[Any],
+    want: bool,
+    offsets: Mapping[str, Any],
+) -> Any:
+    """(o, final states if ``want``, states at the positions), the last with an axis of positions in front.
+
+    ``positions``: after how many tokens, the same for every sequence of a dense batch, [M, B, H, ...]; for
+    packed sequences a list for each of them, and all positions in their order, [M, H, ...].
+    """
+    spec, layout = op.spec, op.options.state_layout
+    if op.options.reverse:
+        raise ArgumentError(f"{spec.name}: state_positions count from the first token, and reverse=True")
+    cu_seqlens = offsets["cu_seqlens"]
+    call = bind(spec, args, kwargs, initial_state, cu_seqlens, layout)
+    begun = start_states(spec, call.sizes, call.tensors[0])
+    initials = [s if x is None else x for x, s in zip(call.initials, begun, strict=True)]
+    tensors = {d.name: x for d, x in zip(spec.inputs, call.tensors, strict=True)}
+    dims = carried_dims(spec)
+
+    def run(
+        part: Mapping[str, Tensor], states: Sequence[Tensor], **packed: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        given = turn_all(states, dims, layout)
+        o, last = op(
+            **part, **dict(call.consts), **packed, output_final_state=True,
+            initial_state=given[0] if len(given) == 1 else given,
+        )  # fmt: skip
+        lasts = turn_all((last,) if isinstance(last, Tensor) else last, dims, layout)
+        return o, [x for x in lasts if x is not None]
+
+    o, last, at = _cut(run, spec, tensors, initials, positions, cu_seqlens, offsets["cu_seqlens_cpu"])
+    found = [x for x in turn_all(at, dims, layout) if x is not None]
+    lasts = [x for x in turn_all(last, dims, layout) if x is not None]
+    packs = [x[0] if len(x) == 1 else op.state_type(*x) for x in (lasts, found)]
+    return (o, *packs) if want else (o, packs[1])
+
+
+def _cut(
+    run: Callable[..., tuple[Tensor, list[Tensor]]],
     spec: RecurrenceSpec,
     tensors: Mapping[str, Tensor],
-    numbers: Mapping[str, float],
     initial: Sequence[Tensor],
     positions: Sequence[Any],
     cu_seqlens: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """(o, final states, states at the positions), each of the last with an axis of positions in front.
-
-    ``positions``: after how many tokens, the same for every sequence of a dense batch, [M] and [M, B, H, ...];
-    for packed sequences a list for each of them, and all positions in their order, [M, H, ...].
-    """
     first = next(tensors[d.name] for d in spec.inputs if d.timed)
     packed = cu_seqlens is not None
     if not packed:
@@ -39,7 +79,7 @@ def call_at_positions(
         if cu_seqlens_cpu is None:
             raise ArgumentError(f"{spec.name}: state_positions of packed sequences need cu_seqlens_cpu")
         offsets = cu_seqlens_cpu.tolist()
-        lengths = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
+        lengths = [b - a for a, b in pairwise(offsets)]
         if len(positions) != len(lengths) or any(isinstance(p, int) for p in positions):
             raise ArgumentError(
                 f"{spec.name}: state_positions of {len(lengths)} packed sequences must be a list for each, "
@@ -72,9 +112,7 @@ def call_at_positions(
         else:
             ((a, e),) = spans
             part = {d.name: tensors[d.name][:, a:e] if d.timed else tensors[d.name] for d in spec.inputs}
-        state = now[0] if len(now) == 1 else now
-        o, last = call(**part, **numbers, initial_state=state, output_final_state=True, **options)
-        now = [last] if isinstance(last, Tensor) else list(last)
+        o, now = run(part, now, **options)
         outputs.append(o)
         for known, (_, e) in zip(before, spans, strict=True):
             known[e] = now
