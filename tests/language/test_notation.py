@@ -10,10 +10,10 @@ from functools import cache
 import pytest
 
 import linalg_dsl
-from linalg_dsl.ops.catalogue import catalogue_names
 from linalg_dsl.language.latex import to_latex
 from linalg_dsl.language.mathml import to_mathml, to_mathml_terms
 from linalg_dsl.language.notation import Script, read
+from linalg_dsl.ops.catalogue import catalogue_names
 from linalg_dsl.planner.verdict import Explanation
 
 CORE = {"math", "mrow", "mi", "mn", "mo", "msub", "msup", "msubsup", "mspace"}
