@@ -123,8 +123,11 @@ class ChunkPrinter:
         return [self._text[i] for i in wanted]
 
     def values(self) -> Values:
-        """What the names of the function stand for."""
-        return values_of(self.plan, {i: text.code for i, text in self._text.items()})
+        """What the names of the function stand for; of a solve, what nothing else uses stands for it all."""
+        found = values_of(self.plan, {i: text.code for i, text in self._text.items()})
+        for i, solved in self._solved.items():
+            found |= {t.code: (self.plan, i) for t in solved if t.code.isidentifier() and t.code not in found}
+        return found
 
     # -- statements ---------------------------------------------------------------------------
     def _assign(self, node: Node, text: Text) -> Text:

@@ -156,8 +156,14 @@ class KernelPrinter:
         return KernelText(
             self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars.values()),
             self._constants(), frozenset(self.out.library), tile_kinds(self.nodes, kernel),
-            values_of(self.plan.plan, self.out.text),
+            self._values(),
         )  # fmt: skip
+
+    def _values(self) -> Values:
+        found = values_of(self.plan.plan, self.out.text)
+        if self.kernel.boundary is not None:
+            found |= dict.fromkeys(("b_h", "b_bound"), (self.plan.plan, self.kernel.boundary.node))
+        return found
 
     def _prep(self) -> list[str]:
         """The lines of a prep, those of row numbers where the tokens are known."""

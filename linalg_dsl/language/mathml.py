@@ -22,14 +22,15 @@ def to_mathml(text: str) -> str:
 
 def to_mathml_terms(text: str) -> tuple[str, ...]:
     """The terms of a sum, an element each: a page can break lines between them."""
-    return tuple(_math(_row(term)) for term in read(text).terms())
+    return tuple(_math(_row(term, infix=i > 0)) for i, term in enumerate(read(text).terms()))
 
 
 def _math(inside: str) -> str:
     return f'<math xmlns="http://www.w3.org/1998/Math/MathML">{inside}</math>'
 
 
-def _row(row: Row) -> str:
+def _row(row: Row, infix: bool = False) -> str:
+    """``infix``: a sign at the beginning stands between this row and another."""
     items = row.items
     made = []
     for i, item in enumerate(items):
@@ -38,7 +39,9 @@ def _row(row: Row) -> str:
         if isinstance(item, Atom) and item.kind == "space":
             made.append("" if _spaces_itself(before) or _spaces_itself(after) else _GAP)
         elif isinstance(item, Atom) and item.kind == "sign":
-            made.append(_sign(item.text, before))
+            left = next((x for x in reversed(items[:i]) if str(x) != " "), None)
+            after_value = infix if left is None else not (isinstance(left, Atom) and left.kind == "sign")
+            made.append(_sign(item.text, after_value))
         else:
             made.append(_item(item))
     return "".join(made)
@@ -51,11 +54,11 @@ def _spaces_itself(item: Item | None) -> bool:
     )
 
 
-def _sign(text: str, before: Item | None) -> str:
+def _sign(text: str, infix: bool) -> str:
     shown = escape(_SHOWN.get(text, text))
     if text in ",;":
         return f'<mo separator="true">{shown}</mo>'
-    if text not in _BINARY or before is None:
+    if text not in _BINARY or not infix:
         form = ' form="prefix"' if text in "+-−" else ""
         return f"<mo{form}{_TIGHT}>{shown}</mo>"
     space = "0.12em" if text in "/:" else "0.22em"
@@ -83,14 +86,15 @@ def _item(item: Item) -> str:
             plain = "".join(str(SUBSCRIPTS.index(c)) if c in SUBSCRIPTS else c for c in text)
             return f"<mn>{plain}</mn>"
         case Atom("sign", text):
-            return _sign(text, None)
+            return _sign(text, False)
         case _:
             return _GAP
 
 
 def _inside(body: Row) -> str:
-    """An index: one element, with no space around its signs."""
-    return f"<mrow>{''.join(_item(i) for i in body.items if str(i) != ' ')}</mrow>"
+    """An index: one element, with no space around its signs, and a comma for the bar before a condition."""
+    made = ('<mo separator="true">,</mo>' if str(i) == "|" else _item(i) for i in body.items if str(i) != " ")
+    return f"<mrow>{''.join(made)}</mrow>"
 
 
 def _name(text: str) -> str:

@@ -24,7 +24,7 @@ _ACCENTED = re.compile(r".[\u0300-\u036f]?")
 _LETTER = r"[^\W\d_₀₁₂₃₄₅₆₇₈₉ᵀ]"
 _TOKEN = re.compile(
     rf"""(?P<number>\d+(?:\.(?!\.)\d+)?(?:e[-+]?\d+)?)
-      | (?P<sum>(?:Σ|max)_(?=\{{ | [^\W_]+\())
+      | (?P<sum>(?:Σ|max)_(?=\{{ | [^\W_]+\()|Σ_(?=[KV](?!\w)))
       | (?P<interval>(?:Λ|R|σ)(?=\[))
       | (?P<score>d?G\^[BQ])
       | (?P<braces>_\{{)

@@ -33,6 +33,8 @@ class Origins:
     ahead: int
     forward_places: Mapping[int, int]
     backward_places: Mapping[int, int]
+    forward_names: Mapping[int, str]
+    backward_names: Mapping[int, str]
     lines: tuple[tuple[int, ...], ...]
 
     def places(self, plan: ChunkPlan) -> Places:
@@ -64,7 +66,15 @@ def find_origins(
     back |= {i: places[j] for i, j in shared.items() if j in places}
     found = _lines_ahead(spec, forward, ahead)
     return Origins(
-        forward, backward, lines, len(ahead), places, back, _lines_behind(spec, lines, found, backward, back)
+        forward=forward,
+        backward=backward,
+        equations=lines,
+        ahead=len(ahead),
+        forward_places=places,
+        backward_places=back,
+        forward_names=first.names,
+        backward_names=second.names,
+        lines=_lines_behind(spec, lines, found, backward, back),
     )
 
 
@@ -149,7 +159,7 @@ def _lines_ahead(
         (last[name], forward.live([after])) for name, _, _, after in forward.carries if name in last
     ]
     needs += [(last[name], forward.live([n])) for name, n in forward.outputs if name in last]
-    out = []
+    out: list[tuple[int, ...]] = []
     for e in lines:
         node = e.node if e.node is not None else 0
         behind = forward.live([node])
