@@ -27,7 +27,8 @@ def op_of(name: str) -> linalg_dsl.ops.op.CompiledOp:
 
 
 def page_of(name: str, folder: Path, **call: int) -> str:
-    return op_of(name).plan.to_html(folder / f"{name}.html", **call).read_text(encoding="utf-8")
+    written: Path = op_of(name).plan.to_html(folder / f"{name}.html", **call)
+    return written.read_text(encoding="utf-8")
 
 
 def tree_of(page: str) -> ET.Element:
