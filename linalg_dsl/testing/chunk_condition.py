@@ -49,13 +49,14 @@ def chunk_runs(
     cu_seqlens: Tensor | None,
     consts: Mapping[str, float],
     inside: AbstractContextManager[Any],
+    gradients: bool = True,
 ) -> dict[str, Tensor]:
     """Results and gradients by label, computed ``inside`` a mode."""
     spec = op.spec
     names = [d.name for d in spec.inputs]
     labels = state_labels(spec, "initial_state")
-    with torch.enable_grad():
-        given = {n: x.detach().requires_grad_() for n, x in leaves.items()}
+    with torch.set_grad_enabled(gradients):
+        given = {n: x.detach().requires_grad_(gradients) for n, x in leaves.items()}
         with inside:
             moved = {n: x * 1.0 for n, x in given.items()}
             initial = [moved[n] for n in labels] if labels[0] in moved else None
@@ -64,14 +65,16 @@ def chunk_runs(
             o, states = op.run_stages(runs, call, cu_seqlens, True)
             results = dict(zip(("o", *state_labels(spec, "final state")), (o, *states), strict=True))
             used = {n: x for n, x in results.items() if x is not None and x.requires_grad}
-            grads: Sequence[Tensor | None] = torch.autograd.grad(
-                list(used.values()),
-                list(given.values()),
-                [weights[n].to(x) for n, x in used.items()],
-                allow_unused=True,
-            )
+            grads: Sequence[Tensor | None] = ()
+            if gradients:
+                grads = torch.autograd.grad(
+                    list(used.values()),
+                    list(given.values()),
+                    [weights[n].to(x) for n, x in used.items()],
+                    allow_unused=True,
+                )
     found = {n: x.detach() for n, x in results.items() if x is not None}
-    for (name, leaf), grad in zip(given.items(), grads, strict=True):
+    for (name, leaf), grad in zip(given.items(), grads, strict=gradients):
         found[f"d {name}"] = torch.zeros_like(leaf) if grad is None else grad
     return found
 

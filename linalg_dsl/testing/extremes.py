@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from linalg_dsl.algebra.expr import Expr, Product
+from linalg_dsl.algebra.traverse import symbols, walk
 from linalg_dsl.language.spec import Input, Interval, RecurrenceSpec
 from linalg_dsl.ops.draw import GateKind
 from linalg_dsl.ops.promises import promised_range
@@ -76,7 +78,11 @@ def applicable(spec: RecurrenceSpec) -> dict[str, tuple[str, ...]]:
 def apply(
     spec: RecurrenceSpec, tensors: Mapping[str, Tensor], extremes: Extremes, seed: int
 ) -> dict[str, Tensor]:
-    """Ordinary draws moved to the chosen ends."""
+    """Ordinary draws moved to the chosen ends.
+
+    What a past state is multiplied by is not made longer: the state would grow out of every type.
+    """
+    held = transition_inputs(spec)
     generator = torch.Generator().manual_seed(seed + 101)
     found = {}
     for decl in spec.inputs:
@@ -85,12 +91,29 @@ def apply(
             x = _gate(decl, x, extremes.gates)
         elif _ranged(decl):
             x = _scalar(decl, x, extremes.scalars, generator)
+        elif decl.name in held and (extremes.keys == "large" or extremes.values in ("large", "mixed sizes")):
+            pass
         elif decl.timed and decl.dims[-1:] == ("K",):
             x = _key(decl, x, extremes.keys, generator)
         elif decl.timed and decl.dims[-1:] == ("V",):
             x = _value(x, extremes.values, generator)
         found[decl.name] = x
     return found
+
+
+def transition_inputs(spec: RecurrenceSpec) -> frozenset[str]:
+    """The inputs that stand in a factor of a past state: what is erased along, gates, strengths."""
+    states = {s.name for s in spec.states}
+    found: set[str] = set()
+
+    def holds(expr: Expr) -> bool:
+        return any(s.name in states for s in symbols(expr))
+
+    for equation in spec.updates:
+        for node in walk(equation.value):
+            if isinstance(node, Product) and any(holds(f) for f in node.factors):
+                found |= {s.name for f in node.factors if not holds(f) for s in symbols(f)}
+    return frozenset(found & {d.name for d in spec.inputs})
 
 
 def _ranged(decl: Input) -> bool:

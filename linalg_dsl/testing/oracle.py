@@ -75,7 +75,9 @@ def exact(case: Case, *, gradients: bool = True, copies: int = COPIES, seed: int
         runs = []
         for count, inside in ((1, nullcontext()), (copies, Rounding(noise, floor))):
             leaves, weights = _leaves(case, count), _weights(case, count)
-            runs.append(_blocks(case, chunk_runs(op, leaves, weights, cu, case.consts, inside), count))
+            runs.append(
+                _blocks(case, chunk_runs(op, leaves, weights, cu, case.consts, inside, gradients), count)
+            )
         plain, moved = runs
         for name in want:
             chunks = _deviation(plain[name][0], moved[name])

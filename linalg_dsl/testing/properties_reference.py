@@ -41,8 +41,8 @@ def matches_reference(subject: Subject, *, seed: int = 0, examples: int = 40, bu
 def finite_where_the_recurrence_is(
     subject: Subject, *, seed: int = 0, examples: int = 30, budget_s: float = inf
 ) -> None:
-    """No result is NaN or infinite where the recurrence in float64 and the step loop in the subject's own
-    precision have a finite one."""
+    """No result is NaN or infinite where the exact one is finite, at the nasty ends that keep the exact
+    results far from overflow (``draws.LIMITS``)."""
     for case in cases(subject, seed=seed + 1, examples=examples, budget_s=budget_s):
         oracle = exact(case, gradients=bool(subject.wanted), copies=0)
         results = run(subject, case)

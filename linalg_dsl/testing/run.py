@@ -10,6 +10,12 @@ from typing import Any
 
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.testing.failures import NotApplicable, PropertyError
+from linalg_dsl.testing.properties_algebra import (
+    linearity,
+    reductions,
+    scaling_laws,
+    transposition_symmetry,
+)
 from linalg_dsl.testing.properties_reference import (
     finite_differences,
     finite_where_the_recurrence_is,
@@ -47,6 +53,10 @@ PROPERTIES: dict[str, Property] = {
         head_independence,
         determinism,
         poisoned_memory,
+        linearity,
+        scaling_laws,
+        transposition_symmetry,
+        reductions,
     )
 }
 """Every property by name, in the order in which ``run_properties`` runs them."""
