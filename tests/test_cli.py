@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from linalg_dsl import cli
 from linalg_dsl.cli_output import format_table, show
