@@ -44,6 +44,8 @@ PLACES = {
         "linalg_dsl.planner.evaluate*",
         "linalg_dsl.planner.prove",
         "linalg_dsl.ops.*",
+        "linalg_dsl.nn.*",
+        "linalg_dsl.study.*",
         "linalg_dsl.testing.*",
         "linalg_dsl.cli*",
     ],

@@ -59,6 +59,7 @@ class TorchModule:
     backward_lines: tuple[str, ...]
     backward_result: str
     has_gradient: str
+    resets: str
     output_like: int
     wide: bool
     first_timed: int
@@ -134,6 +135,7 @@ def emit_torch(
             backward_lines=bwd.body(token),
             backward_result=f"{first}, {tuple_text(grads)}",
             has_gradient=tuple_text(repr(g != "None") for g in grads) if "None" in grads else "",
+            resets=tuple_text(repr(i.kind == "log_gate") for i in spec.inputs),
             output_like=output_like(spec),
             wide=wide,
             first_timed=token,
