@@ -51,10 +51,11 @@ class Module:
 class Passes:
     """What a compiled op runs when it first needs it (module-level functions: it pickles).
 
-    ``derive`` gives the artefacts for given values of consts, ``emit`` the text of a backend's module,
-    ``decode`` the form of one token for given values of consts and the text of the module that decodes.
+    ``derive`` gives the artefacts for given values of consts, ``emit`` the text of a
+    backend's module, and fills a ``trace`` where one is handed in (``codegen.emit.trace``); ``decode`` gives
+    the form of one token for given values of consts and the text of the module that decodes.
     """
 
     derive: Callable[[RecurrenceSpec, CompileOptions, Mapping[str, float]], Artefacts]
-    emit: Callable[[Artefacts, str, CompileOptions], str]
+    emit: Callable[..., str]
     decode: Callable[[RecurrenceSpec, Mapping[str, float], str, CompileOptions], tuple[DecodeForm, str]]

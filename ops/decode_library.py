@@ -88,10 +88,11 @@ class DecodeOperator:
     def run(self, *args: Any) -> Tensor:
         """The output of all tokens; the states are changed."""
         tensors, pool, (consts, slots, accepted, keep) = self._split(args)
-        self._look(tensors)
+        views = self.views(pool)
+        self._look(tensors, views, slots, accepted)
         with plain_types(tensors[0]):
             numbers = self.numbers(tensors, consts)
-            o: Tensor = self.module.step(tensors, self.views(pool), numbers, slots, accepted, keep)
+            o: Tensor = self.module.step(tensors, views, numbers, slots, accepted, keep)
         return o
 
     def fake(self, *args: Any) -> Tensor:
@@ -112,7 +113,6 @@ class DecodeOperator:
         alone = [None if x is None else x.detach() for x in given]
         tensors = tuple(x for x in alone[: self.count] if x is not None)
         pool = [x for x in alone[self.count : self.count + self.states] if x is not None]
-        self._look(tensors)
         views = self.views(pool)
         known = {id(x): (p, 0) for x, p in zip(alone, places, strict=True) if x is not None}
         at = 0
@@ -121,6 +121,7 @@ class DecodeOperator:
                 known[id(view)] = (p, view.data_ptr() - x.data_ptr())
             at += len(rows)
         slots, accepted = alone[-2:]
+        self._look(tensors, views, slots, accepted)
         numbers = self.numbers(tensors, consts)
         with plain_types(tensors[0]), Recorder(known, len(leaves)) as recorder:
             o: Tensor = self.module.step(
@@ -137,11 +138,13 @@ class DecodeOperator:
             found += [x if row is None else x.select(2, row) for row in rows]
         return found
 
-    def _look(self, tensors: tuple[Tensor, ...]) -> None:
+    def _look(
+        self, tensors: tuple[Tensor, ...], views: list[Tensor], slots: Tensor | None, counts: Tensor | None
+    ) -> None:
         if self.module.BACKEND == "triton":
             check_widths(self.spec, tensors)
         if self.check is not None:
-            self.check(tensors)
+            self.check(tensors, views, slots, counts)
 
     def _split(self, args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], list[Tensor], tuple[Any, ...]]:
         tensors = args[: self.count]

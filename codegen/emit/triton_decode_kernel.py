@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.trace import values_of
 from linalg_dsl.codegen.emit.triton_step_kernel import StepText, next_states, without_unused
 from linalg_dsl.codegen.emit.triton_step_memory import StepMemory, StepNames, memory_axes
 from linalg_dsl.codegen.emit.triton_step_statements import axis_name, index
@@ -126,5 +127,5 @@ def decode_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNa
     )
     return StepText(
         made.name, render("decode.py.jinja", made), tuple(memory.pointers), tuple(memory.scalars), constants,
-        tuple(memory.flags.items()), frozenset(memory.library),
+        tuple(memory.flags.items()), frozenset(memory.library), values_of(plan, out.text),
     )  # fmt: skip
