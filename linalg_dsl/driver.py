@@ -27,6 +27,7 @@ from linalg_dsl.language.spec import RecurrenceSpec
 _NOTED: set[str] = set()
 
 if TYPE_CHECKING:
+    from linalg_dsl.codegen.emit.trace import Trace
     from linalg_dsl.language.builder import PythonRecurrence
     from linalg_dsl.ops.artefacts import Artefacts, Passes
     from linalg_dsl.ops.op import CompiledOp
@@ -103,38 +104,40 @@ def derive(spec: RecurrenceSpec, options: CompileOptions, consts: Mapping[str, f
     return Artefacts(spec, form, forward, backward(forward))
 
 
-def emit(artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
-    """The text of a backend's module."""
+def emit(artefacts: Artefacts, backend: str, options: CompileOptions, trace: Trace | None = None) -> str:
+    """The text of a backend's module; ``trace`` takes up which value each name in it holds."""
     from linalg_dsl.planner.step_form import StepForm
 
     plans = (artefacts.forward, artefacts.backward)
     form = artefacts.form
     if isinstance(form, StepForm):
-        return _emit_step(form, artefacts, backend, options)
+        return _emit_step(form, artefacts, backend, options, trace)
     match backend:
         case "torch":
             from linalg_dsl.codegen.emit.torch_module import emit_torch
 
-            return emit_torch(form, *plans, chunk_size=options.chunk_size, wide=options.wide)
+            return emit_torch(form, *plans, chunk_size=options.chunk_size, wide=options.wide, trace=trace)
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            return emit_triton(form, *plans, **_triton_options(options))
+            return emit_triton(form, *plans, **_triton_options(options), trace=trace)
         case _:
             raise InternalError(f"no module for backend {backend}")
 
 
-def _emit_step(form: StepForm, artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
+def _emit_step(
+    form: StepForm, artefacts: Artefacts, backend: str, options: CompileOptions, trace: Trace | None
+) -> str:
     plans = (form, artefacts.forward, artefacts.backward)
     match backend:
         case "torch":
             from linalg_dsl.codegen.emit.torch_step import emit_torch_step
 
-            return emit_torch_step(*plans, chunk_size=options.chunk_size, wide=options.wide)
+            return emit_torch_step(*plans, chunk_size=options.chunk_size, wide=options.wide, trace=trace)
         case "triton":
             from linalg_dsl.codegen.emit.triton_step import emit_triton_step
 
-            return emit_triton_step(*plans, **_triton_options(options))
+            return emit_triton_step(*plans, **_triton_options(options), trace=trace)
         case _:
             raise InternalError(f"no module for backend {backend}")
 

@@ -165,7 +165,8 @@ class CompiledOp:
     @property
     def plan(self) -> Plan:
         """The derivation and the chunk plans, printable; ``plan.explain(B=, T=, H=, K=, V=)``."""
-        plans = [StagePlan(stage.artefacts(), self.options.chunk_size) for stage in self.stage_ops]
+        size = self.options.chunk_size
+        plans = [StagePlan(stage.artefacts(), size, stage.traced_text) for stage in self.stage_ops]
         return Plan(self.stages, tuple(plans))
 
     def artefacts(self, consts: Consts = ()) -> Artefacts:
