@@ -19,8 +19,8 @@ class CompileOptions:
 
     ``backend`` "auto" decides per call. ``chunk_size`` None leaves it to the schedule; the torch backend
     takes any, the triton backend powers of two from 16 to 256. ``strict`` makes a slower path than the
-    class promises an error, ``debug`` checks declared promises in every call (and waits for the device),
-    ``invariant`` makes the plan depend on K, V, dtype and device only.
+    class promises an error, ``debug`` checks declared promises and offsets in every call (and waits for the
+    device), ``invariant`` makes the plan depend on K, V, dtype and device only.
 
     ``substeps`` "micro" lays the substeps of a token out as tokens, "expand" writes them out as one update
     of higher rank; None takes what costs less. ``reverse`` runs from the last token of every sequence to the

@@ -56,9 +56,11 @@ def bind(
     Raises ``ArgumentError`` naming the argument, what was expected and what came.
     """
     tensors, consts = _match(spec, args, kwargs)
-    first = next((x for x, d in zip(tensors, spec.inputs, strict=True) if d.timed), None)
-    if first is None:
+    timed = next((i for i, d in enumerate(spec.inputs) if d.timed), None)
+    if timed is None:
         raise ArgumentError(f"{spec.name} has no input with a time axis")
+    first = tensors[timed]
+    _check_tensor(spec, spec.inputs[timed], first, first)
     sizes: dict[str, int] = {}
     heads = 1
     for decl, x in zip(spec.inputs, tensors, strict=True):

@@ -145,6 +145,8 @@ class CompiledOp:
         _check_hints(self.spec.name, cu_seqlens, cu_seqlens_cpu, max_seqlen)
         if self.options.debug and not is_compiling():
             check_promises(self.spec, call.tensors)
+            if cu_seqlens is not None:
+                check_offsets_data(self.spec.name, cu_seqlens, call.sizes["T"])
         if is_sharded((*call.tensors, *call.initials)):
             return self._call_sharded(call, cu_seqlens, output_final_state)
         kind = call.tensors[0].device.type
