@@ -312,6 +312,7 @@ def test_a_recurrence_of_several_stages_goes_through_every_command(run: Cli, tmp
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert names == [
         "gsa_G_torch.py", "gsa_G_triton.py", "gsa_H_torch.py", "gsa_H_triton.py", "gsa_stages.py",
+        "gsa_step_torch.py", "gsa_step_triton.py",
     ]  # fmt: skip
 
 
