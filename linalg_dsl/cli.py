@@ -168,6 +168,9 @@ def check(
         Path | None, typer.Option("--text", help="run over the bytes of this file instead of random inputs")
     ] = None,
     length: Annotated[int, typer.Option(min=1, help="bytes of the text that are used at most")] = 4096,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="check over T and strengths of gates, and plot the errors")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare output, final state and every gradient with the float64 step loop.
@@ -180,18 +183,77 @@ def check(
       linalg-dsl check kda
       linalg-dsl check my.rec --backend triton --gates strong --T 300 --K 64 --V 64
       linalg-dsl check delta_rule --text README.md --length 1000
+      linalg-dsl check gla --plot errors.svg
     """
-    from linalg_dsl.cli_check import Request, check_on_text, check_random
+    from linalg_dsl.cli_check import Request, check_on_text, check_over_lengths, check_random
 
     request = Request(backend, device, dtype, seed)
     sizes = {n: s for n, s in zip("BTHKV", (B, T, H, K, V), strict=True) if s is not None}
     loaded, output = load_spec(spec), Output(json)
-    if text is not None:
+    if plot is not None:
+        if text is not None or gates is not None:
+            raise ArgumentError(
+                "--plot goes over gates and lengths of random inputs: leave out --text and --gates"
+            )
+        good = check_over_lengths(loaded, request, sizes, plot, output)
+    elif text is not None:
         good = check_on_text(loaded, request, text, length, sizes, output)
     else:
         good = check_random(loaded, request, gates, sizes, output)
     if not good:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def bench(
+    specs: Annotated[
+        list[str],
+        typer.Argument(help="a .rec file or a name of the catalogue", autocompletion=_names),
+    ],
+    backend: Backend = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; by default a GPU if there is one")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="of q, k, v; by default bfloat16 on a GPU, float32 on the CPU")
+    ] = None,
+    passes: Annotated[
+        list[str] | None, typer.Option("--pass", help="forward or training (with gradients); by default both")
+    ] = None,
+    B: MaybeB = None,
+    T: Annotated[
+        list[int] | None, typer.Option("--T", min=1, help="sequence length; several for plots")
+    ] = None,
+    H: MaybeH = None,
+    K: MaybeK = None,
+    V: MaybeV = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="also softmax attention, and fla-core's operators on a GPU")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=0.01, help="to spend on one measurement")] = 0.2,
+    plots: Annotated[Path | None, typer.Option("--plots", help="folder for plots, SVG and PNG")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="write table and plots as a page")] = None,
+    json: Json = False,
+) -> None:
+    """Measure operators: medians and spread, peak memory, launches, shares of what FLOPs and bytes take.
+
+    Times are of calls through torch. The two shares say what part of the time the plan's FLOPs, or its
+    bytes, alone would take at the rates of a large product and a large copy on the same device.
+
+    \b
+    Examples:
+      linalg-dsl bench gated_delta_rule kda --peers
+      linalg-dsl bench my.rec --T 512 --T 2048 --T 8192 --peers --html times.html
+      linalg-dsl bench delta_rule --device cpu --T 256 --K 32 --V 32 --pass forward --json
+    """
+    from linalg_dsl.cli_bench import Wanted, run_bench
+    from linalg_dsl.cli_check import Request
+
+    place = Request(backend, device, dtype or "float32").torch_device().type
+    chosen = dtype or ("bfloat16" if place == "cuda" else "float32")
+    wanted = Wanted(B, T or (), H, K, V, passes or (), peers, seconds)
+    loaded = [load_spec(name) for name in specs]
+    run_bench(loaded, Request(backend, device, chosen), wanted, plots, html, Output(json))
 
 
 @app.command()
