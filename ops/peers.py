@@ -11,8 +11,8 @@ from torch import Tensor
 
 def attention_call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal softmax attention of [B, T, H, D] tensors, by torch."""
-    heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    out: Tensor = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     return out.transpose(1, 2)
 
 
