@@ -45,6 +45,7 @@ def compile(
     debug: bool = False,
     tune: bool = False,
     substeps: str | None = None,
+    super_chunk: int | None = None,
 ) -> CompiledOp:
     """Compiles a recurrence: a spec, a function under ``@recurrence``, a text, or the path of a file.
 
@@ -52,7 +53,9 @@ def compile(
     module of a backend is written at the first call that needs it. Options: ``CompileOptions``.
     """
     _refuse(state_layout=state_layout not in (None, "kv"), reverse=reverse, tune=tune)
-    options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug, substeps)
+    options = CompileOptions(
+        backend, chunk_size, schedule, invariant, strict, debug, substeps, super_chunk
+    )
     op = _op(read_spec(spec), options)
     op.derive()
     return op
@@ -117,7 +120,8 @@ def emit(artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            return emit_triton(form, *plans, **_triton_options(options))
+            chosen = {"schedule": options.schedule, "super_chunk": options.super_chunk}
+            return emit_triton(form, *plans, **_triton_options(options), **chosen)
         case _:
             raise InternalError(f"no module for backend {backend}")
 
