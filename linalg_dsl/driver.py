@@ -53,9 +53,7 @@ def compile(
     module of a backend is written at the first call that needs it. Options: ``CompileOptions``.
     """
     _refuse(state_layout=state_layout not in (None, "kv"), reverse=reverse, tune=tune)
-    options = CompileOptions(
-        backend, chunk_size, schedule, invariant, strict, debug, substeps, super_chunk
-    )
+    options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug, substeps, super_chunk)
     op = _op(read_spec(spec), options)
     op.derive()
     return op
@@ -88,6 +86,7 @@ def read_spec(source: RecurrenceSpec | PythonRecurrence | str | Path) -> Recurre
 
 def derive(spec: RecurrenceSpec, options: CompileOptions, consts: Mapping[str, float]) -> Artefacts:
     """The spec in canonical form and its chunk plans, with the given consts as numbers."""
+    from linalg_dsl.codegen.schedule.two_level import check_two_level
     from linalg_dsl.ops.artefacts import Artefacts
     from linalg_dsl.planner.adjoint import backward
     from linalg_dsl.planner.chunkwise import derive as chunk_form
@@ -97,10 +96,14 @@ def derive(spec: RecurrenceSpec, options: CompileOptions, consts: Mapping[str, f
 
     form = find_form(spec, consts)
     if isinstance(form, StepForm):
+        if options.schedule == "two_level":
+            raise ArgumentError(f"schedule two_level needs a chunk form, and {form.spec.name} has none")
         _note_slower_path(form, options)
         token = step_plan(form)
         return Artefacts(spec, form, token, step_backward(token))
     forward = chunk_form(form)
+    if options.schedule == "two_level":
+        check_two_level(forward)
     return Artefacts(spec, form, forward, backward(forward))
 
 
@@ -120,8 +123,8 @@ def emit(artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            chosen = {"schedule": options.schedule, "super_chunk": options.super_chunk}
-            return emit_triton(form, *plans, **_triton_options(options), **chosen)
+            given = {**_triton_options(options), "schedule": options.schedule}
+            return emit_triton(form, *plans, **given, super_chunk=options.super_chunk)
         case _:
             raise InternalError(f"no module for backend {backend}")
 

@@ -60,8 +60,8 @@ class _Combine:
 class LevelsPrinter:
     """Prints what ``plan`` needs for two levels; ``launch`` prints the launch of a walk.
 
-    ``launch`` takes the kernel's text, the state that it starts from, where it leaves the last one, and further
-    arguments of ``Call.walk``.
+    ``launch`` takes the kernel's text, the state that it starts from, where it leaves the last one, and
+    further arguments of ``Call.walk``.
     """
 
     def __init__(
@@ -169,7 +169,10 @@ class LevelsPrinter:
         other = OTHER[own]
         rows_first = dims[0] == own
         state = f"o_own[:, None] * {other} + o_other[None, :]"
-        by_rows, by_columns = f"o_own[:, None] * {own} + o_own[None, :]", f"o_own[:, None] + o_own[None, :] * {own}"
+        by_rows, by_columns = (
+            f"o_own[:, None] * {own} + o_own[None, :]",
+            f"o_own[:, None] + o_own[None, :] * {own}",
+        )
         if not rows_first:
             state = f"o_own[:, None] + o_other[None, :] * {own}"
             by_rows, by_columns = by_columns, by_rows

@@ -126,7 +126,7 @@ def emit_triton(
             f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}"
         )
     plan = kernel_plan(forward, backward)
-    levels = schedule == "two_level" or (schedule is None and not invariant and not why_one_level(plan))
+    levels = schedule == "two_level" or (schedule is None and not invariant and not why_one_level(plan.plan))
     return _Emitter(
         canonical, plan, chunk_size, invariant, wide, handed, levels, schedule == "two_level", super_chunk
     ).run()

@@ -11,7 +11,6 @@ from __future__ import annotations
 from linalg_dsl.codegen.schedule.table import choose_walk, next_power
 
 
-
 def step_time(
     products: tuple[int, int, int],
     own: int,
@@ -106,7 +105,7 @@ def clearly_faster(one: float, two: float) -> bool:
 def super_chunk_length(chunks: int, lanes: int, blocks: int, units: int) -> int:
     """Chunks of a super-chunk so that lanes x blocks x super-chunks fill one wave.
 
-    ``chunks`` of each of ``lanes`` equally long sequences x heads; of a packed batch the chunks of all as of one.
+    ``chunks`` of each of ``lanes`` equally long sequences x heads; of a packed batch those of all as of one.
     """
     pieces = max(1, units // max(1, lanes * blocks))
     return max(1, -(-chunks // pieces))

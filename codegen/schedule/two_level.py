@@ -20,6 +20,7 @@ from typing import Literal
 from linalg_dsl.codegen.schedule.kernel_plan import Axis, Direction, Kernel, KernelPlan
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.planner.affine import affine_map
+from linalg_dsl.planner.plan import ChunkPlan
 
 Start = Literal["zeros", "identity", "ones"]
 
@@ -59,18 +60,23 @@ class TwoLevel:
         return tuple(s for s in found if s is not None)
 
 
-def why_one_level(plan: KernelPlan) -> str:
+def why_one_level(plan: ChunkPlan) -> str:
     """Why a plan has no second level, in words; empty if it has."""
-    states = [c for c in plan.plan.carries if c[1] == "forward"]
+    states = [c for c in plan.carries if c[1] == "forward"]
     if len(states) != 1:
         return f"it carries {len(states)} states that need each other; their joint map is not built"
     return ""
 
 
+def check_two_level(plan: ChunkPlan) -> None:
+    """Raises ``ArgumentError`` where a plan has no second level."""
+    if reason := why_one_level(plan):
+        raise ArgumentError(f"schedule two_level is not available for {plan.name}: {reason}")
+
+
 def two_level(plan: KernelPlan) -> TwoLevel:
     """The kernels that summarise super-chunks. Raises ``ArgumentError`` where there is no such schedule."""
-    if reason := why_one_level(plan):
-        raise ArgumentError(f"schedule two_level is not available for {plan.plan.name}: {reason}")
+    check_two_level(plan.plan)
     walk = first_walk(plan.forward, "forward")
     found = affine_map(plan.plan)
     whole = replace(plan, plan=replace(plan.plan, nodes=found.nodes))

@@ -60,9 +60,7 @@ def affine_map(plan: ChunkPlan, direction: str = "forward") -> AffineMap:
         if factors is None:
             raise InternalError(f"the step of plan {plan.name} keeps nothing of its state")
         along = parts.axes_of_factors(factors)
-        return AffineMap(
-            tuple(builder.nodes), leaf, None, None, None if factors == leaf else factors, along
-        )
+        return AffineMap(tuple(builder.nodes), leaf, None, None, None if factors == leaf else factors, along)
     other = OTHER[erased]
     matrix = parts.part(after, without=other)
     rest = parts.part(after, elementwise=True, without=erased)
@@ -112,7 +110,7 @@ class _Linear:
             for a in node.args:
                 if self.carried(a):
                     todo.append(a)
-                elif node.op == "mul":
+                elif node.op in ("mul", "scale_state"):
                     found |= set(self.b.axes(a))
         return tuple(axis for axis in ("K", "V") if axis in found)
 
@@ -218,4 +216,3 @@ class _Linear:
         if axis in node.axes and node.op == "mul":
             return b.mul(*(self._only(a, axis) for a in node.args))
         return n
-
