@@ -28,7 +28,7 @@ _NOTED: set[str] = set()
 
 if TYPE_CHECKING:
     from linalg_dsl.language.builder import PythonRecurrence
-    from linalg_dsl.ops.artefacts import Artefacts
+    from linalg_dsl.ops.artefacts import Artefacts, Passes
     from linalg_dsl.ops.op import CompiledOp
     from linalg_dsl.planner.step_form import StepForm
 
@@ -52,9 +52,11 @@ def compile(
     Everything up to the backward plan is derived now, so mistakes are reported here (``DslError``); the
     module of a backend is written at the first call that needs it. Options: ``CompileOptions``.
     """
-    _refuse(state_layout=state_layout not in (None, "kv"), reverse=reverse, tune=tune)
-    options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug, substeps, super_chunk)
-    op = _op(read_spec(spec), options)
+    _refuse(state_layout=state_layout not in (None, "kv"), tune=tune)
+    options = CompileOptions(
+        backend, chunk_size, schedule, invariant, strict, debug, substeps, reverse, super_chunk
+    )
+    op = assemble(read_spec(spec), options)
     op.derive()
     return op
 
@@ -174,7 +176,8 @@ def _callers() -> int:
     return level
 
 
-def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:
+def assemble(spec: RecurrenceSpec, options: CompileOptions, passes: Passes | None = None) -> CompiledOp:
+    """Splits a spec into stages and gives the op that runs them; ``passes`` in place of this module's."""
     from linalg_dsl.ops.artefacts import Passes
     from linalg_dsl.ops.op import CompiledOp
     from linalg_dsl.planner.micro_tokens import choose_substeps
@@ -183,7 +186,7 @@ def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:
 
     stages = split(spec)
     steps = [choose_substeps(s, options.substeps) if isinstance(s, Stage) else s for s in stages.steps]
-    return CompiledOp(spec, options, Passes(derive, emit), replace(stages, steps=tuple(steps)))
+    return CompiledOp(spec, options, passes or Passes(derive, emit), replace(stages, steps=tuple(steps)))
 
 
 def _refuse(**asked: Any) -> None:

@@ -198,7 +198,7 @@ class PlanExplanation:
     def __str__(self) -> str:
         if self.steps.is_whole:
             return str(self.stages[0])
-        steps = "\n".join(f"  {line}" for step in self.steps.steps for line in step.headline)
+        steps = "\n".join(f"  {line}" for line in self.steps.headline)
         parts = [self.verdict, f"one after the other\n{steps}"]
         for i, (stage, found) in enumerate(zip(self.steps.stages, self.stages, strict=True), 1):
             axes = ", ".join(f"{a} is {b} of {self.steps.spec.name}" for a, b in stage.axes if a != b)
@@ -215,7 +215,7 @@ class PlanExplanation:
         return {
             "name": self.steps.spec.name,
             "verdict": self.verdict,
-            "steps": [] if whole else [x for step in self.steps.steps for x in step.headline],
+            "steps": [] if whole else list(self.steps.headline),
             "stages": [stage.to_dict() for stage in self.stages],
         }
 

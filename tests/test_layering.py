@@ -43,8 +43,12 @@ PLACES = {
         "linalg_dsl.planner.evaluate*",
         "linalg_dsl.planner.prove",
         "linalg_dsl.ops.*",
+        "linalg_dsl.nn.*",
+        "linalg_dsl.study.*",
+        "linalg_dsl.testing.*",
         "linalg_dsl.cli*",
     ],
+    "hypothesis": ["linalg_dsl.testing.strategies*"],
     "typer": ["linalg_dsl.cli*"],
     "rich": ["linalg_dsl.cli*"],
 }
