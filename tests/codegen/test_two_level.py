@@ -13,11 +13,13 @@ from torch import Tensor
 import linalg_dsl as ld
 from linalg_dsl import driver
 from linalg_dsl.codegen.cache import load_module
+from linalg_dsl.codegen.schedule.evaluate_levels import run_two_level
 from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
 from linalg_dsl.codegen.schedule.two_level import first_walk, two_level
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
+from linalg_dsl.planner.evaluate import run_backward, run_plan
 
 ALL = {**TEXTS, **SIDES}
 CARD = (132, 232448, False)
@@ -208,3 +210,32 @@ def test_unasked_walks_give_what_walks_give() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ld.compile(ALL["gla"], **options)
+
+
+# -- the evaluator ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "exact"), [*((n, False) for n in sorted(ALL)), ("kda", True), ("gated_oja", True)]
+)
+def test_kernels_on_two_levels_equal_the_chunk_plans(name: str, exact: bool) -> None:
+    """In float64: super-chunks of two chunks of four tokens, the last ragged."""
+    op = ld.compile(ALL[name])
+    found = two_level(op.plan.kernels)
+    T, chunk = 29, 4
+    tensors = draw(op.spec, 2, T, 1, 5, 3, gates="strong", seed=1)
+    state = torch.randn(2, 1, 5, 3, dtype=torch.float64)
+    width = 5 if op.plan.forward.nodes[op.plan.forward.outputs[0][1]].axes[-1] == "K" else 3
+    d_o, d_state = torch.randn(2, T, 1, width, dtype=torch.float64), torch.randn_like(state)
+    names = {str(n.attr("name")) for n in found.plan.plan.nodes if n.op == "const"}
+    consts = {n: {"scale": 0.7, "tau": 4.0}[n] for n in names}
+    given: dict[str, Tensor | float] = {**tensors, **consts}
+    o, final = run_plan(op.plan.forward, given, state, chunk)
+    wanted = run_backward(op.plan.backward, op.plan.forward, given, state, chunk, d_o, d_state)
+    got = run_two_level(found, tensors, state, chunk, 2, d_o, d_state, consts, exact=exact, segment=2)
+    pairs = {"o": (got.output, o), "state": (got.final_state, final)}
+    pairs |= {n: (got.gradients[n], w) for n, w in wanted.items()}
+    bad = {
+        n: float((x - y).abs().max())
+        for n, (x, y) in pairs.items()
+        if (x - y).abs().max() > 1e-10 * y.abs().max()
+    }
+    assert not bad
