@@ -24,6 +24,7 @@ from linalg_dsl.codegen.emit.signature import (
     sized,
     tuple_text,
 )
+from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.emit.triton_levels import RESERVED, LevelsPrinter, LevelsText
@@ -109,6 +110,7 @@ def emit_triton(
     invariant: bool = False,
     wide: bool = False,
     handed: tuple[str, ...] = (),
+    trace: Trace | None = None,
     schedule: str | None = "walk",
     super_chunk: int | None = None,
 ) -> str:
@@ -117,9 +119,10 @@ def emit_triton(
     ``chunk_size``: a power of two from 16 to 256, or None for the table's choice at each call.
     ``invariant``: nothing about a call but K, V, dtype and device decides how it is computed. ``wide``: the
     output is float32. ``handed``: inputs whose types do not decide that of the operands of products.
-    ``schedule``: "walk", "two_level" (with super-chunks of ``super_chunk`` chunks, None for a choice at each
-    call), or None for a choice between them at each call. The text depends on nothing but the arguments and
-    this package's version. Raises ``ArgumentError`` where there is no such schedule.
+    ``trace`` takes up what the names in the kernels stand for. ``schedule``: "walk", "two_level" (with
+    super-chunks of ``super_chunk`` chunks, None for a choice at each call), or None for a choice between them
+    at each call. The text depends on nothing but the arguments and this package's version. Raises
+    ``ArgumentError`` where there is no such schedule.
     """
     if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
         raise ArgumentError(
@@ -127,9 +130,12 @@ def emit_triton(
         )
     plan = kernel_plan(forward, backward)
     levels = schedule == "two_level" or (schedule is None and not invariant and not why_one_level(plan.plan))
-    return _Emitter(
-        canonical, plan, chunk_size, invariant, wide, handed, levels, schedule == "two_level", super_chunk
-    ).run()
+    forced = schedule == "two_level"
+    emitter = _Emitter(canonical, plan, chunk_size, invariant, wide, handed, levels, forced, super_chunk)
+    text = emitter.run()
+    if trace is not None:
+        trace |= emitter.values
+    return text
 
 
 class _Emitter:
@@ -149,6 +155,7 @@ class _Emitter:
         self.spec: RecurrenceSpec = canonical.spec
         self.rec = canonical.recurrences[0]
         self.plan = plan
+        self.values: Trace = {}
         self.chunk_size = chunk_size
         self.invariant = invariant
         self.wide = wide
@@ -183,9 +190,11 @@ class _Emitter:
             k.name: KernelPrinter(plan, k, memory, self.title, state_dims, self._short()).run()
             for k in (*plan.forward, *plan.backward)
         }
+        self.values = {text.name: text.values for text in printed.values()}
         levels = None
         if self.has_levels:
             levels = LevelsPrinter(plan, memory, self.title, state_dims, self._short(), self._launch_walk)
+            self.values |= {text.name: text.values for text in levels.printed.values()}
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
         key, value = axis_source(spec, "K"), axis_source(spec, "V")
         saved = [b for b in plan.buffers if b.saved]
