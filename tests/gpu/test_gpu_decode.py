@@ -148,7 +148,7 @@ def test_a_graph_replays_steps_with_other_slots() -> None:
 
 def test_replayed_calls_keep_to_the_current_stream() -> None:
     op = op_of("gla")
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     tensors = draw(op.spec, 2, 300, 4, 64, 64, dtype=torch.bfloat16, device="cuda")
     with torch.no_grad():
         wanted = [op(**tensors) for _ in range(4)][-1]
