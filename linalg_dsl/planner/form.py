@@ -18,6 +18,8 @@ vectors are columns. Invariants, checked by ``verify``:
    S_{t-1}; after ``value_decay`` it reads it in any case;
 4. all queries have one axis;
 5. nothing here mentions a state.
+
+Several coupled states are one recurrence: what they share is above, how they differ is its ``Stack``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from linalg_dsl.algebra.expr import RESET, ZERO, Expr, Number
+from linalg_dsl.algebra.expr import ONE, RESET, ZERO, Expr, Number
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.source import Span
@@ -66,13 +68,14 @@ class Read:
 
     inclusive reads S_t, exclusive S_{t-1}, decayed D_t o S_{t-1}. ``scale`` is made of consts, the
     sizes K and V, and numbers (a run-time float of the kernels); ``gate`` is a column of the axis that the
-    query does not have, or None.
+    query does not have, or None. ``state`` says which of several states is read.
     """
 
     kind: ReadKind
     query: Expr
     scale: Expr
     gate: Expr | None = None
+    state: int = 0
 
     @property
     def axis(self) -> Axis:
@@ -81,8 +84,28 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """n coupled states under one triangular gate of blocks, 2 <= n <= 4.
+
+        S_i,t = sum_j a_ij D_t o S_j,t-1 + sum_l c_li L_l Z_l^T        U_k = (sum_j e_kj S_j,t-1)^T B_k
+
+    All of a, c and e are scalars of the token. The states stand in an order in which a is upper triangular:
+    ``gates`` has the logarithms of its diagonal, ``coupling`` (n x n) what is above it, ``ZERO`` elsewhere.
+    ``spread`` (m x n) is c: how much of every written column goes to every state; ``sources`` (r x n) is e:
+    how much of every state an erase reads.
+    """
+
+    states: tuple[str, ...]
+    gates: tuple[Decay, ...]
+    coupling: tuple[tuple[Expr, ...], ...]
+    spread: tuple[tuple[Expr, ...], ...]
+    sources: tuple[tuple[Expr, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Recurrence:
-    """One matrix state in form (1)."""
+    """One matrix state in form (1), or several that are coupled by a ``stack``: then ``state`` is its first,
+    and ``decay`` and ``value_decay`` are what the gates of all of them have in common, per channel or none."""
 
     state: str
     decay: Decay
@@ -97,7 +120,18 @@ class Recurrence:
     output: str = "o"
     axis: Axis = "K"
     value_decay: Decay = Decay()
+    stack: Stack | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return (self.state,) if self.stack is None else self.stack.states
+
+    @property
+    def decays(self) -> tuple[Decay, ...]:
+        """Every factor of the gates that has a logarithm."""
+        gates = () if self.stack is None else self.stack.gates
+        return (self.decay, self.value_decay, *gates)
 
     @property
     def keeps_nothing(self) -> bool:
