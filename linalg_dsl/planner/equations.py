@@ -269,6 +269,8 @@ class Writer:
                 return f"Σ_{attrs['axis']}({self._product(args)[0]})", _ATOM
             case "swap" if len(node.axes) == 2 and node.axes == self.plan.nodes[args[0]].axes:
                 return f"{arg(0)}ᵀ", _ATOM
+            case "swap" if len(node.axes) == 1 and "s" in node.axes:
+                return f"{arg(0)}[s]", _ATOM
             case "swap" | "first":
                 return arg(0, _SUM), _PRODUCT if args[0] in self.names else self._term(
                     self.plan.nodes[args[0]]
@@ -277,6 +279,13 @@ class Writer:
                 return "I", _ATOM
             case "score":
                 return f"{arg(0)} {arg(1)}ᵀ", _PRODUCT
+            case "compose":
+                a, b = (f"{arg(k)}{'ᵀ' if attrs[side] else ''}" for k, side in ((0, "left"), (1, "right")))
+                return f"{a} {b}", _PRODUCT
+            case "weigh":
+                return f"{arg(1)} {arg(0)}", _PRODUCT
+            case "boundary_product":
+                return f"Σ_{OTHER[node.axes[0]]}({arg(0, _PRODUCT)} ∘ {arg(1, _PRODUCT)})", _ATOM
             case "apply":
                 return f"{arg(0)} {arg(1)}", _PRODUCT
             case "apply_t" | "write":
