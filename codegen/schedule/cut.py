@@ -12,7 +12,7 @@ from dataclasses import replace
 from linalg_dsl.codegen.schedule.alone import stands_alone
 from linalg_dsl.codegen.schedule.boundary import with_boundaries
 from linalg_dsl.codegen.schedule.facts import COTANGENT, FORWARD, REVERSE, PlanFacts
-from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Buffer, Element, Kernel, KernelPlan, shares
+from linalg_dsl.codegen.schedule.kernel_plan import BoundaryTerm, Buffer, Element, Kernel, KernelPlan, shares
 from linalg_dsl.codegen.schedule.naming import with_names
 from linalg_dsl.codegen.schedule.phase import Phase
 from linalg_dsl.codegen.schedule.verify import verify
@@ -29,7 +29,7 @@ def cut(plan: ChunkPlan) -> KernelPlan:
 
 
 class _Cut:
-    def __init__(self, plan: ChunkPlan, boundaries: tuple[Boundary, ...]) -> None:
+    def __init__(self, plan: ChunkPlan, boundaries: tuple[BoundaryTerm, ...]) -> None:
         self.plan = plan
         self.boundaries = boundaries
         self.facts = PlanFacts(plan, boundaries)
@@ -103,7 +103,8 @@ class _Cut:
                     of_blocks = n in shares(self.nodes, kernel)
                     out.append(Buffer(n, name, node.axes, self._element(n), saved, n in extra, of_blocks))
         for boundary in self.boundaries:
-            out.append(Buffer(boundary.node, _unique("boundary", taken), (boundary.axis,), "float32"))
+            for n in boundary.nodes:
+                out.append(Buffer(n, _unique("boundary", taken), (boundary.axis,), "float32"))
         return tuple(out)
 
     def _element(self, n: int) -> Element:
