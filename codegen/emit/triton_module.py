@@ -146,7 +146,8 @@ class _Emitter:
             reserved=(
                 "call", "tensors", "consts", "cu_seqlens", "dry", "save", "residuals",
                 "initial_state", "initial_states", "final_state", "final_states", "output_final_state",
-                "d_o", "d_state", "d_finals", "d_final_state", "d_initial_state", *boundary_tensors(plan),
+                "d_o", "d_state", "d_finals", "d_final_state", "d_initial_state", "d_final_states",
+                "d_initial_states", *boundary_tensors(plan),
             )
         )  # fmt: skip
         self.inputs = {i.name: names.unique(i.name) for i in self.spec.inputs}
@@ -330,14 +331,14 @@ class _Emitter:
             return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest}{more})"
         if forward:
             final = kernel is [k for k in self.plan.forward if k.family == "walk"][-1]
-            first, last = "initial_state", "final_state" if final else "None"
+            first, last = "initial_states", "final_states or NO_STATES" if final else "NO_STATES"
         elif kernel.direction == "forward":
-            first, last = "initial_state", "None"
+            first, last = "initial_states", "NO_STATES"
         else:
             v_split = kernel.split == "V" or not any(
                 k.direction == "reverse" and k.split == "V" for k in self.plan.backward
             )
-            first, last = "d_final_state", "d_initial_state" if v_split else "None"
+            first, last = "d_final_states", "d_initial_states" if v_split else "NO_STATES"
         return (
             f'call.walk({text.name}, "{kernel.split}", {tuple_text(map(repr, text.loads))}, {tensors}, '
             f"{first}, {last}, {scalars}{rest}{more})"

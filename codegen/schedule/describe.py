@@ -146,7 +146,9 @@ def kernel_schedule(
     loads = tile_kinds(plan.plan.nodes, kernel)
 
     def choose(lanes: int, shared: int) -> tuple[int, int, int]:
-        return choose_walk(loads, own, split, shape.chunk, shape.operand_bytes, shared, lanes, target.units)
+        return choose_walk(
+            loads, own, split, shape.chunk, shape.operand_bytes, shared, lanes, target.units, len(kernel.carries)
+        )
 
     filled = MANY if invariant else lanes
     block, warps, stages = choose(filled, target.shared)

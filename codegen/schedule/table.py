@@ -46,16 +46,19 @@ def choose_walk(
     shared: int,
     lanes: int,
     units: int,
+    states: int = 1,
 ) -> tuple[int, int, int]:
     """(block of the split axis, warps, stages) of a walk that owns ``own`` and splits ``split``.
 
     Wide blocks, of 128 with chunks of 64, while the card stays full (``lanes`` sequences x heads over
     ``units`` multiprocessors); then as many stages as shared memory allows, three at most: half of it
-    where there are more programs than multiprocessors, so that two run on one.
+    where there are more programs than multiprocessors, so that two run on one. Coupled ``states`` lie side
+    by side, as one that is so many times as wide.
     """
     own, split = next_power(own), next_power(split)
     wide = 128 if chunk >= 64 and shared > 200_000 else 64  # with less a wide block spills
-    block = min(split, wide if own <= 128 else 32 if own <= 256 else 16)
+    side_by_side = own * states
+    block = min(split, wide if side_by_side <= 128 else 32 if side_by_side <= 256 else 16)
     if operand_bytes == 4:
         block = min(block, 32)
     while block > 16 and lanes * (split // block) < 0.75 * units:
@@ -68,13 +71,13 @@ def choose_walk(
             for axis in axes:
                 elements *= sizes[axis]
             stage += elements * operand_bytes
-        fixed = (own * block + 2 * chunk * own) * operand_bytes  # operands made in the loop
+        fixed = (states * own * block + 2 * chunk * own) * operand_bytes  # operands made in the loop
         room = shared // 2 if lanes * (split // block) > units else shared
         stages = 3
         while stages > 1 and max(1, stages - 1) * stage + fixed > room:
             stages -= 1
         if stage + fixed <= shared or block == 16:
-            return block, 8 if own * block > 128 * 64 else 4, stages
+            return block, 8 if states * own * block > 128 * 64 else 4, stages
         block //= 2
 
 
