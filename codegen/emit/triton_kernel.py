@@ -25,7 +25,7 @@ _RESERVED = (
     "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_first",
     "o_r", "i_pairs", "o_pairs", "b_system", "b_transform", "b_half_step", "b_meeting",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
-    "m_v", "m_s", "b_s", "b_s_1", "b_s_2", "b_s_3", "b_s_4", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
+    "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
     "b_decayed_state", "b_limit", "first_mark", "i_share", "parity_sign", "softplus", "tanh", "expm1", "sign",
     "step", "power", "pairs_decay", "span_sum", "row_sums", "column_sums", "anchored_intervals",
     "meeting_blocks",
@@ -179,10 +179,10 @@ class KernelPrinter:
         kernel = self.kernel
         if not kernel.carries:
             raise InternalError("a walk without a carry")
-        one = len(kernel.carries) == 1
+        labels = ["s"] if len(kernel.carries) == 1 else [self.nodes[leaf].label for leaf, _ in kernel.carries]
         states = [
-            StateText("b_s" if one else f"b_s_{i}", "" if i == 1 else f"_{i}")
-            for i, _ in enumerate(kernel.carries, 1)
+            StateText("b_s" if label == "s" else self.names.unique(f"b_{label}"), "" if i == 1 else f"_{i}")
+            for i, label in enumerate(labels, 1)
         ]
         for (leaf, _), state in zip(kernel.carries, states, strict=True):
             self.out.given(leaf, state.name)
@@ -194,7 +194,7 @@ class KernelPrinter:
         lines += self._handed_on([state.name for state in states])
         if term:
             lines += term.behind()
-        lines = without_unused([*self._row_lines(), *lines])
+        lines = without_unused([*self._row_lines(), *lines], frozenset(state.name for state in states))
         self.out.lines = lines
         shape = ", ".join(self._blocks()[a].length for a in self.out.tile(("K", "V")))
         return render(
@@ -496,14 +496,14 @@ def turned_axis(nodes: Sequence[Node], kernel: Kernel) -> str | None:
     return split
 
 
-def without_unused(lines: list[str]) -> list[str]:
+def without_unused(lines: list[str], kept_names: frozenset[str] = frozenset()) -> list[str]:
     """The lines without values that no other line uses; names are unique, so text tells."""
     kept = list(lines)
     while True:
         used = Counter(word for line in kept for word in re.findall(r"\w+", line))
         alone = [
             i for i, line in enumerate(kept)
-            if (found := re.match(r"\s*(b_\w+) = ", line)) and used[found[1]] == 1 and not re.fullmatch(r"b_s(_\d)?", found[1])
+            if (found := re.match(r"\s*(b_\w+) = ", line)) and used[found[1]] == 1 and found[1] not in kept_names
         ]  # fmt: skip
         if not alone:
             return kept

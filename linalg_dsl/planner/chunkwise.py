@@ -58,14 +58,14 @@ class _Derivation:
         self.sources: list[Weights] = [None] * rec.r
         self.of_states: list[int | None] = []
         if rec.stack is None:
-            self.gate = StateGate(self.b, [self.scalar], ((),), rec.axis)
+            self.gate = StateGate(self.b, [self.scalar], ((),), rec.axis, ("s",))
         else:
             self.gate = self._stacked(rec.stack)
 
     def run(self) -> ChunkPlan:
         b, rec = self.b, self.rec
         own, other = rec.axis, OTHER[rec.axis]
-        labels = ["s"] if rec.stack is None else [f"s_{i}" for i, _ in enumerate(rec.states, 1)]
+        labels = ["s"] if rec.stack is None else [f"s_{name.lower()}" for name in rec.states]
         states = [
             b.add_node("carry", (), ("K", "V"), label, name=name, direction="forward")
             for name, label in zip(rec.states, labels, strict=True)
@@ -74,9 +74,9 @@ class _Derivation:
         written = self._written(left, states)
         output = self._read_out(left, written, states)
         ends = [
-            ([self._weighed(x, w) for x in (self._to_end(x, own),) for w in self.gate.to_end(c)],
+            ([self._weighed(x, w) for x in (self._to_end(x, own),) for w in self.gate.to_end(c, f"l_{j}")],
              self._to_end(z, other))
-            for x, z, c in zip(left, written, self.spread, strict=True)
+            for j, (x, z, c) in enumerate(zip(left, written, self.spread, strict=True), 1)
         ]  # fmt: skip
         writes = [
             [b.write(xs[i], z) if own == "K" else b.write(z, xs[i]) for xs, z in ends]
@@ -102,15 +102,11 @@ class _Derivation:
             logs.append(b.label(b.tokens(self.token(gate.log)), self._free(f"log_a{i}")))
             signs = [b.unary("side", self.token(x)) for x in gate.signed]
             self.of_states.append(b.tokens(reduce(b.mul, signs)) if signs else None)
-        n = len(stack.states)
         coupling = [[self._weight(x, i, j) for j, x in enumerate(row)] for i, row in enumerate(stack.coupling)]
         self.spread = [[self._weight(x, after=i) for i, x in enumerate(row)] for row in stack.spread]
         self.sources = [[self._weight(x, before=j) for j, x in enumerate(row)] for row in stack.sources]
-        axis = OTHER[self.rec.axis] if OTHER[self.rec.axis] in self.wide and not (
-            self.rec.axis in self.wide
-        ) else self.rec.axis if self.rec.axis in self.wide else "K"
-        assert len(logs) == n
-        return StateGate(b, logs, coupling, axis)
+        axis = min(self.wide, default="K")  # then the same walks form all boundary terms
+        return StateGate(b, logs, coupling, axis, [name.lower() for name in stack.states])
 
     def _weight(self, x: Expr, after: int | None = None, before: int | None = None) -> int:
         """A scalar of the token that meets the state ``after`` the token, or the one ``before`` it."""
@@ -178,7 +174,7 @@ class _Derivation:
             scores.append(
                 [self._score(erase, x, rec.erase_read, f"g_b{i}{j}", e, c) for j, (x, c) in columns]
             )
-            past = self._past(erase, own, rec.erase_read, states, e)
+            past = self._past(erase, own, rec.erase_read, states, e, f"b_{i}")
             past = self._from_start(past, other, False)
             right.append(b.add(past, self._column(given[i - 1])))
         z, _ = b.solve(scores, sigma, fixed, right, self.wide.get(other))
@@ -202,7 +198,7 @@ class _Derivation:
             one = [ONE if j == read.state else ZERO for j, _ in enumerate(states)]
             where = "before" if read.kind != "inclusive" else "after"
             e = [self._weight(x, **{where: j}) for j, x in enumerate(one)]
-        out = self._past(query, con, read.kind, states, e)
+        out = self._past(query, con, read.kind, states, e, f"q_{i}")
         out = self._from_start(out, OTHER[con], exclusive)
         pairs = zip(left, written, strict=True) if con == self.rec.axis else zip(written, left, strict=True)
         for j, (x, y) in enumerate(pairs, 1):
@@ -224,11 +220,11 @@ class _Derivation:
             out = b.mask(out, "inclusive" if read == "inclusive" else "exclusive")
         return b.label(out, label)
 
-    def _past(self, x: int, con: str, read: str, states: Sequence[int], e: Weights) -> int:
+    def _past(self, x: int, con: str, read: str, states: Sequence[int], e: Weights, label: str) -> int:
         """What x reads of the states before the chunk."""
         b = self.b
         x = self._from_start(x, con, read == "exclusive")
-        weights = self.gate.from_start(e, self._of_gate(read) == "exclusive")
+        weights = self.gate.from_start(e, self._of_gate(read) == "exclusive", label)
         weighed = [(self._weighed(x, w), state) for w, state in zip(weights, states, strict=True)]
         return reduce(b.add, (b.read(y, state, con=con) for y, state in weighed if b.value_of(y) != 0))
 

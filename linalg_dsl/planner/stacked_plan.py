@@ -22,12 +22,19 @@ Weights = Sequence[int] | None
 
 class StateGate:
     """``logs``: the log decay [t] of every state, None for a gate of 1 (of one state only); ``coupling``: a_ij,
-    [t] or of no axes, the number 0 where nothing is coupled. ``axis``: see the op ``weigh``."""
+    [t] or of no axes, the number 0 where nothing is coupled. ``axis``: see the op ``weigh``; ``names``: what
+    values are labelled by."""
 
     def __init__(
-        self, b: PlanBuilder, logs: Sequence[int | None], coupling: Sequence[Sequence[int]], axis: str
+        self,
+        b: PlanBuilder,
+        logs: Sequence[int | None],
+        coupling: Sequence[Sequence[int]],
+        axis: str,
+        names: Sequence[str],
     ) -> None:
         self.b = b
+        self.names = names
         self.logs = logs
         self.coupling = coupling
         self.axis = axis
@@ -47,25 +54,27 @@ class StateGate:
             if j >= i
         )
 
-    def from_start(self, e: Weights, exclusive: bool) -> list[int | None]:
+    def from_start(self, e: Weights, exclusive: bool, label: str) -> list[int | None]:
         """For every state j sum_i e_i Pi_ij from the chunk's start to t, or t - 1; None for 1."""
         b = self.b
         if len(self.logs) == 1:
             return [None if self.logs[0] is None else b.from_start(self.logs[0], exclusive)]
-        return [
+        parts = [
             self._sum(b.mul(e_i, self._from_start(i, j, exclusive)) for i, e_i in self._weights(e) if i <= j)
             for j in self._states()
         ]
+        return [self._named(x, f"{label}_from_{self.names[j]}") for j, x in enumerate(parts)]
 
-    def to_end(self, c: Weights) -> list[int | None]:
+    def to_end(self, c: Weights, label: str) -> list[int | None]:
         """For every state i sum_j Pi_ij c_j from t to the chunk's end; None for 1."""
         b = self.b
         if len(self.logs) == 1:
             return [None if self.logs[0] is None else b.to_end(self.logs[0])]
-        return [
+        parts = [
             self._sum(b.mul(self._to_end(i, j), c_j) for j, c_j in self._weights(c) if j >= i)
             for i in self._states()
         ]
+        return [self._named(x, f"{label}_to_{self.names[i]}") for i, x in enumerate(parts)]
 
     def decayed(self, states: Sequence[int]) -> list[int]:
         """The states after the chunk as far as they come of those before it."""
@@ -131,7 +140,13 @@ class StateGate:
     def _total(self, i: int, j: int) -> int:
         b = self.b
         products = b.mul(b.to_end(self._log(i)), self._step_from_start(i, j))
-        return products if b.value_of(products) == 0 else b.sum(products, "t")
+        if b.value_of(products) == 0:
+            return products
+        return b.label(b.sum(products, "t"), f"{self.names[j]}_to_{self.names[i]}")
+
+    def _named(self, x: int, label: str) -> int:
+        """Labels what is no plain decay."""
+        return self.b.label(x, label) if self.b.nodes[x].op in ("add", "mul", "apply", "apply_t") else x
 
     def _sum(self, terms: Iterable[int]) -> int:
         return reduce(self.b.add, terms, self.zero)
