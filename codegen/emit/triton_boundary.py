@@ -146,7 +146,7 @@ class BoundaryText:
 
 
 class ProductsText:
-    """The boundary terms of coupled states in one of their two walks; ``results``: the tensors of the terms."""
+    """The boundary terms of coupled states in one of their two walks; ``results``: their tensors."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ def boundary_suffix(plan: KernelPlan, boundary: Boundary) -> str:
 
 def boundary_tensors(plan: KernelPlan) -> dict[str, str]:
     """How the launcher allocates what the walks of the boundary terms hand over."""
-    out = {}
+    out: dict[str, str] = {}
     for boundary in dict.fromkeys(k.boundary for k in plan.backward if k.boundary):
         if isinstance(boundary, BoundaryProducts):
             out |= dict.fromkeys(mark_names(boundary).values(), "call.marks()")

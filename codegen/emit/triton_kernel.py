@@ -218,7 +218,7 @@ class KernelPrinter:
         )
 
     def _handed_on(self, names: Sequence[str]) -> list[str]:
-        """The next values of the states; none is another's state before the chunk that is overwritten first."""
+        """The states take their next values, none of which may be a state that is overwritten first."""
         nodes, carries = self.nodes, self.kernel.carries
         values = [
             f"tl.zeros_like({name})" if nodes[after].op == "number" else self.out.value(after)
@@ -436,9 +436,7 @@ class KernelPrinter:
             return ProductsText(boundary, direction, self.out, self.pointer, results)
         result = self.memory[boundary.node].argument
         suffix = boundary_suffix(self.plan, boundary)
-        return BoundaryText(
-            boundary, direction, self.out, self.pointer, self.before, "b_s", result, suffix
-        )
+        return BoundaryText(boundary, direction, self.out, self.pointer, self.before, "b_s", result, suffix)
 
     # -- tiles ----------------------------------------------------------------------------------------
     def _blocks(self) -> dict[str, Tile]:
@@ -496,14 +494,14 @@ def turned_axis(nodes: Sequence[Node], kernel: Kernel) -> str | None:
     return split
 
 
-def without_unused(lines: list[str], kept_names: frozenset[str] = frozenset()) -> list[str]:
+def without_unused(lines: list[str], states: frozenset[str] = frozenset()) -> list[str]:
     """The lines without values that no other line uses; names are unique, so text tells."""
     kept = list(lines)
     while True:
         used = Counter(word for line in kept for word in re.findall(r"\w+", line))
         alone = [
             i for i, line in enumerate(kept)
-            if (found := re.match(r"\s*(b_\w+) = ", line)) and used[found[1]] == 1 and found[1] not in kept_names
+            if (found := re.match(r"\s*(b_\w+) = ", line)) and used[found[1]] == 1 and found[1] not in states
         ]  # fmt: skip
         if not alone:
             return kept

@@ -4,8 +4,8 @@ Lambda_{C<-0} o S_0 o dS_C, summed over one axis, needs the state before a chunk
 and the cotangent after it, which the reverse walk has. It is carried over chunks (design: exact at every 8th
 boundary and clamped between), or formed exactly at every chunk. The latter is a must where a gate is
 declared in linear space: its gradient is d log(lambda) / lambda, so an error that is small beside the
-other gates' is not small. Coupled states have more products of a state and a cotangent than there are balances
-over a chunk: theirs are formed at every chunk (``BoundaryProducts``).
+other gates' is not small. Coupled states have more products of a state and a cotangent than there are
+balances over a chunk: theirs are formed at every chunk (``BoundaryProducts``).
 """
 
 from __future__ import annotations

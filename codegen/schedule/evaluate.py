@@ -59,9 +59,9 @@ def run_kernels(
     """The forward and, if the plan has one, the backward, in the tensors' dtype (float64 to compare).
 
     tensors: inputs [B, T, H, ...] and params [H, ...] by name; initial_state [B, H, K, V], of several states
-    by name; ``d_o`` and ``d_state`` None are zero. ``exact``: how the boundary term of a gate gradient is formed (``Boundary``);
-    carried, it is exact at every ``segment``-th chunk boundary. ``blocks``: into how many a walk cuts its
-    split axis, at most.
+    by name; ``d_o`` and ``d_state`` None are zero. ``exact``: how the boundary term of a gate gradient is
+    formed (``Boundary``); carried, it is exact at every ``segment``-th chunk boundary. ``blocks``: into
+    how many a walk cuts its split axis, at most.
     """
     call = _Call(plan, tensors, dict(consts or {}), chunk_size)
     names = [name for name, direction, _, _ in plan.plan.carries if direction == "forward"]

@@ -20,7 +20,7 @@ _PER_CHUNK = 1 / 32
 
 
 class PlanFacts:
-    """``carry``: leaf and next value of every state by direction; ``depends``: bits of what a value is made of;
+    """``carry``: leaf and next value of every state, by direction; ``depends``: bits of what a value is of;
     ``walk_ops``: what a walk may form again; ``boundaries``: the boundary term of each axis that has one."""
 
     def __init__(self, plan: ChunkPlan, boundaries: tuple[BoundaryTerm, ...]) -> None:

@@ -82,8 +82,8 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryProducts:
-    """The boundary terms of coupled states: every product <S_j, dS_i> of a state before a chunk and a cotangent
-    after it that a gate's gradient needs, summed over the axis other than ``axis``.
+    """The boundary terms of coupled states: every product <S_j, dS_i> of a state before a chunk and a
+    cotangent after it that a gate's gradient needs, summed over the axis other than ``axis``.
 
     There are more of them than balances over the chunks, so none can be carried: the earlier of the two walks
     that split ``axis``, ``keeper``, keeps its states at every chunk, the later multiplies. ``terms``: (node,

@@ -85,11 +85,14 @@ def _verify_frame(plan: KernelPlan, kernel: Kernel) -> None:
         raise InternalError(f"splits {kernel.split}, expected one of {', '.join(STATE)}")
     carries = tuple((leaf, after) for _, d, leaf, after in plan.plan.carries if d == kernel.direction)
     if kernel.carries != carries:
-        raise InternalError(f"carries {kernel.carries}, the {kernel.direction} carries of the plan are {carries}")
+        raise InternalError(
+            f"carries {kernel.carries}, the plan {carries} in the {kernel.direction} direction"
+        )
 
 
 def _verify_loads(plan: KernelPlan, kernel: Kernel, stored: set[int], boundaries: list[Kernel]) -> None:
-    formed = {n for k in boundaries if k.boundary and k.direction != k.boundary.keeper for n in k.boundary.nodes}
+    terms = [k.boundary for k in boundaries if k.boundary and k.direction != k.boundary.keeper]
+    formed = {n for term in terms for n in term.nodes}
     if twice := _twice(kernel.loads):
         raise InternalError(f"loads %{twice[0]} twice")
     for n in kernel.loads:

@@ -152,7 +152,8 @@ def classify(rec: Recurrence) -> str:
     """``linear``, ``scalar gate``, ``diagonal gate`` or ``separable gate``, ``signed`` where it may be
     negative, ``+ rank r`` where something is erased, ``on the value side`` where that is along V.
 
-    Where nothing of the past is kept but what is erased, ``pure rank r``; n coupled states are ``stacked n x n``.
+    Where nothing of the past is kept but what is erased, ``pure rank r``; n coupled states are
+    ``stacked n x n``.
     """
     side = " on the value side" if rec.axis == "V" else ""
     if rec.stack is not None:
@@ -214,8 +215,11 @@ def _verify_stack(rec: Recurrence, stack: Stack, where: str) -> None:
     n = len(stack.states)
     if not 2 <= n <= MOST_STATES or stack.states[0] != rec.state or rec.decay.kind == "scalar":
         raise InternalError(f"{where}a stack of {', '.join(stack.states)}, with a {rec.decay.kind} decay")
-    rows = ((stack.coupling, n, "coupling"), (stack.spread, rec.m, "spread"), (stack.sources, rec.r, "sources"))
-    for matrix, count, what in rows:
+    for matrix, count, what in (
+        (stack.coupling, n, "coupling"),
+        (stack.spread, rec.m, "spread"),
+        (stack.sources, rec.r, "sources"),
+    ):
         if len(matrix) != count or any(len(row) != n for row in matrix):
             raise InternalError(f"{where}{what} is not {count} x {n}")
         for x in (x for row in matrix for x in row):

@@ -102,7 +102,9 @@ class _Derivation:
             logs.append(b.label(b.tokens(self.token(gate.log)), self._free(f"log_a{i}")))
             signs = [b.unary("side", self.token(x)) for x in gate.signed]
             self.of_states.append(b.tokens(reduce(b.mul, signs)) if signs else None)
-        coupling = [[self._weight(x, i, j) for j, x in enumerate(row)] for i, row in enumerate(stack.coupling)]
+        coupling = [
+            [self._weight(x, i, j) for j, x in enumerate(row)] for i, row in enumerate(stack.coupling)
+        ]
         self.spread = [[self._weight(x, after=i) for i, x in enumerate(row)] for row in stack.spread]
         self.sources = [[self._weight(x, before=j) for j, x in enumerate(row)] for row in stack.sources]
         axis = min(self.wide, default="K")  # then the same walks form all boundary terms

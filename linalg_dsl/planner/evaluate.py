@@ -83,8 +83,9 @@ def run_plan(
 ) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
     """(o [B, T, H, V], final state [B, H, K, V]) of a forward plan with one output.
 
-    Of several states there are as many final ones, by name. ``tensors`` by name: inputs [B, T, H, ...], params [H, ...], consts numbers. Everything is computed in
-    the tensors' dtype. The last chunk may be shorter than ``chunk_size``.
+    Of several states there are as many final ones, by name. ``tensors`` by name: inputs [B, T, H, ...],
+    params [H, ...], consts numbers. Everything is computed in the tensors' dtype. The last
+    chunk may be shorter than ``chunk_size``.
     """
     sequence = _Sequence(forward, tensors, chunk_size)
     outputs, states = sequence.forward(sequence.initial(initial_state))
@@ -101,7 +102,8 @@ def run_backward(
     d_o: Tensor | None = None,
     d_state: Tensor | Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """The gradients by name, and the initial state's as ``"initial_state"``, ``"initial_state S"`` of several.
+    """The gradients by name, and the initial state's as ``"initial_state"``, of several each as
+    ``"initial_state S"``.
 
     ``d_o`` and ``d_state``: gradients of output and final state, None for zero. A gradient has the shape
     of its tensor; a tensor that nothing depends on is absent.
@@ -123,8 +125,9 @@ def run_backward(
         chunk = run_chunk(backward, values, sequence.sizes(index))
         d_states = {name: chunk.carries[(name, "reverse")] for name in names}
         grads.add(index, chunk.outputs)
-    several = len(names) > 1
-    return {**grads.found, **{f"initial_state {n}" if several else "initial_state": d for n, d in d_states.items()}}
+    if len(names) == 1:
+        return {**grads.found, "initial_state": d_states[names[0]]}
+    return {**grads.found, **{f"initial_state {name}": d for name, d in d_states.items()}}
 
 
 class _Sequence:

@@ -16,17 +16,29 @@ if TYPE_CHECKING:
 def run_form(
     canonical: CanonicalRecurrence,
     tensors: Mapping[str, Tensor],
-    initial_state: Tensor | Sequence[Tensor | None] | None = None,
+    initial_state: Tensor | None = None,
     consts: Mapping[str, float] | None = None,
     operand: Callable[[Tensor], Tensor] = lambda x: x,
-) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
-    """Steps form (1) through time: outputs [B, T, H, V] or [.., K], and the last state [B, H, *dims].
+) -> tuple[Tensor, Tensor]:
+    """``run_states`` of a recurrence of one state: (outputs, last state)."""
+    o, (last,) = run_states(canonical, tensors, (initial_state,), consts, operand)
+    return o, last
+
+
+def run_states(
+    canonical: CanonicalRecurrence,
+    tensors: Mapping[str, Tensor],
+    initial_states: Sequence[Tensor | None] = (),
+    consts: Mapping[str, float] | None = None,
+    operand: Callable[[Tensor], Tensor] = lambda x: x,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Steps form (1) through time: outputs [B, T, H, V] or [.., K], and the last states [B, H, *dims].
 
     ``tensors`` holds every input [B, T, H, *dims] and param [H, *dims], all with the same heads and
-    dtype; ``initial_state`` has the state's axes as declared, by default the declared start; of several
-    states, as declared, there are several, and several last ones come back. ``consts`` are
+    dtype; ``initial_states`` have the states' axes as declared and come in that order, None or missing ones
+    have the declared start. ``consts`` are
     the run-time values of consts that were not made numbers; others are computed from their declaration.
-    ``operand`` is applied to both factors of every product with or into the state: with a rounding it
+    ``operand`` is applied to both factors of every product with or into a state: with a rounding it
     shows what short operands cost the recurrence itself, in whatever form it is run.
     """
     import torch
@@ -41,8 +53,7 @@ def run_form(
     params = {i.name: finite[i.name] for i in spec.inputs if not i.timed}
     first = next(iter(timed.values()))
     batch, length, heads = first.shape[:3]
-    given = [initial_state] if not isinstance(initial_state, (list, tuple)) else list(initial_state)
-    given += [None] * (len(spec.states) - len(given))
+    given = [*initial_states, *([None] * (len(spec.states) - len(initial_states)))]
     sizes = _sizes(canonical, tensors, next((x for x in given if x is not None), None))
     numbers = {n: first.new_tensor(x) for n, x in _run_time_numbers(canonical, sizes, consts or {}).items()}
     shape = (batch, heads, *(sizes[str(d)] for d in spec.states[0].dims))
@@ -59,8 +70,10 @@ def run_form(
         outputs.append(output.expand(batch, heads, sizes[rec.output_axis]))
     by_name = {n: x.mT if turned else x for n, x in zip(rec.states, states, strict=True)}
     last = tuple(by_name[s.name] for s in spec.states)
-    whole = torch.stack(outputs, dim=1) if outputs else first.new_zeros(batch, 0, heads, sizes[rec.output_axis])
-    return whole, last[0] if len(last) == 1 else last
+    whole = (
+        torch.stack(outputs, dim=1) if outputs else first.new_zeros(batch, 0, heads, sizes[rec.output_axis])
+    )
+    return whole, last
 
 
 def _step(
@@ -87,7 +100,8 @@ def _step(
 
     def weighed(weights: Sequence[Expr], of: Sequence[Tensor]) -> Tensor:
         """The sum of the states so weighed."""
-        parts = [x if w == ONE else column(w).unsqueeze(-1) * x for w, x in zip(weights, of, strict=True) if w != ZERO]
+        pairs = zip(weights, of, strict=True)
+        parts = [x if w == ONE else column(w).unsqueeze(-1) * x for w, x in pairs if w != ZERO]
         return sum(parts[1:], parts[0])
 
     stack = rec.stack

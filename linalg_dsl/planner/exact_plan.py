@@ -83,10 +83,10 @@ class PlanEntries:
             case "score" if len(self.plan.nodes[args[0]].axes) == 1:
                 return arg(0) * arg(1, t=index["s"])
             case "compose":
-                first, second = (("s", "t") if attrs[side] else ("t", "s") for side in ("left", "right"))
+                rows, columns = (("s", "t") if attrs[side] else ("t", "s") for side in ("left", "right"))
                 return total(
-                    arg(0, **{first[0]: index["t"], first[1]: j})
-                    * arg(1, **{second[0]: j, second[1]: index["s"]})
+                    arg(0, **{rows[0]: index["t"], rows[1]: j})
+                    * arg(1, **{columns[0]: j, columns[1]: index["s"]})
                     for j in self._over("t")
                 )
             case "swap":

@@ -55,7 +55,7 @@ class RankOne:
 
 @dataclass(frozen=True, slots=True)
 class LinearMap:
-    """``axis``: the axis of diagonals and erases, K or V; ``presents``: multiples of other states' presents."""
+    """``axis``: that of diagonals and erases, K or V; ``presents``: multiples of other states' presents."""
 
     axis: Axis
     diagonals: tuple[DiagonalTerm, ...]
@@ -222,7 +222,7 @@ def state_position(word: Word, test: SymbolTest) -> int | None:
     places = [i for i, x in enumerate(word.chain) if test.within(x)]
     if len(places) > 1:
         names = " and ".join(dict.fromkeys(state_of(word.chain[i]).name for i in places))
-        message = f"{names} are multiplied by each other" if " and " in names else f"{names} is multiplied by itself"
+        message = f"{names} are multiplied" if " and " in names else f"{names} is multiplied by itself"
         raise DslError.single("E957", message, word.span)
     return places[0] if places else None
 

@@ -140,9 +140,7 @@ def _grouped(
     left: dict[Key, Expr] = {}
     for entry in (*wrote, *erased):
         left.setdefault(entry.left_key, entry.left)
-    written = tuple(
-        collected([mul((e.scalar, e.row)) for e in wrote if e.left_key == key]) for key in left
-    )
+    written = tuple(collected([mul((e.scalar, e.row)) for e in wrote if e.left_key == key]) for key in left)
     reduced = _combine_erases(erased)
     rows: dict[Key, Expr] = {}
     for entry in reduced:

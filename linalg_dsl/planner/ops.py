@@ -86,7 +86,7 @@ _TABLE: tuple[OpInfo, ...] = (
     OpInfo("from_start", "Lambda_{t<-0}, attr exclusive: Lambda_{t-1<-0}", "decay"),
     OpInfo("to_end", "Lambda_{C<-s}", "decay"),
     OpInfo("scale_state", "Lambda_{C<-0} o S, along the axis of w", "decay"),
-    OpInfo("weigh", "a S, a one number of the chunk; attr axis: along which its gradient is summed last", "state"),
+    OpInfo("weigh", "a S, a one number of the chunk; attr axis: the axis of its boundary product", "state"),
     OpInfo("decayed_score", "[t,s] = sum_i x_ti y_si Lambda_{t<-s,i}; x, y, w [t,D], attr read", "decay"),
     OpInfo(
         "decay_apply",

@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from linalg_dsl.algebra.expr import ONE, ZERO, Expr, Hadamard, Sum, Symbol, add, diag, hadamard, mul, transpose
+from linalg_dsl.algebra.expr import (
+    ONE,
+    ZERO,
+    Expr,
+    Hadamard,
+    Sum,
+    Symbol,
+    add,
+    diag,
+    hadamard,
+    mul,
+    transpose,
+)
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import Equation, State
 from linalg_dsl.planner.decay import FoundDecay
@@ -121,7 +133,8 @@ class Record:
 
     def reads(self, equation: Equation, output: Output) -> None:
         before = show_expr(equation.value)
-        after = [show_read(r, self.states[r.state]) for r in output.reads] + [show_expr(t) for t in output.token_terms]
+        after = [show_read(r, self.states[r.state]) for r in output.reads]
+        after += [show_expr(t) for t in output.token_terms]
         if _sum(after) != before and (output.split > 1 or any(r.kind == "decayed" for r in output.reads)):
             reason = "reads of the state, and what the token adds by itself"
             self._add("split the output", before, _sum(after), reason)

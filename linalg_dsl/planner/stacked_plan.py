@@ -21,9 +21,9 @@ Weights = Sequence[int] | None
 
 
 class StateGate:
-    """``logs``: the log decay [t] of every state, None for a gate of 1 (of one state only); ``coupling``: a_ij,
-    [t] or of no axes, the number 0 where nothing is coupled. ``axis``: see the op ``weigh``; ``names``: what
-    values are labelled by."""
+    """``logs``: the log decay [t] of every state, None for a gate of 1 (of one state only); ``coupling``:
+    a_ij, [t] or of no axes, the number 0 where nothing is coupled. ``axis``: see the op ``weigh``;
+    ``names``: what values are labelled by."""
 
     def __init__(
         self,

@@ -1,15 +1,15 @@
 """Coupled states as one recurrence: their gate of blocks, its triangular order, and who gets what is written.
 
 The updates are S_t = A S_{t-1} + P S_t + own terms for the column of all states, P strictly triangular since
-no two states need each other's present. So S_t = (I - P)^-1 (A S_{t-1} + own terms): what a state writes goes,
-by a column of (I - P)^-1, to every state that takes up its present. Nothing is diagonalised.
+no two states need each other's present. So S_t = (I - P)^-1 (A S_{t-1} + own terms): what a state writes
+goes, by a column of (I - P)^-1, to every state that takes up its present. Nothing is diagonalised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 
 from linalg_dsl.algebra.expr import ONE, ZERO, Expr, mul
 from linalg_dsl.algebra.factors import Factors, common_factors, divided, split_factors, total
@@ -74,7 +74,7 @@ def _past(
 ) -> tuple[Matrix, Vectors, Vectors]:
     """A as written, of scalars, and the gates per channel that all its entries have."""
     n = len(maps)
-    past = [[ZERO] * n for _ in range(n)]
+    past: Matrix = [[ZERO for _ in range(n)] for _ in range(n)]
     first: tuple[Factors, Vectors, str] | None = None
     for i, j in product(range(n), range(n)):
         terms = [d for d in maps[i].diagonals if d.of == j]
@@ -108,25 +108,26 @@ def _different_gates(
     )
 
 
-def _without_presents(past: Matrix, maps: Sequence[LinearMap], normaliser: Normaliser) -> tuple[Matrix, Matrix]:
+def _without_presents(
+    past: Matrix, maps: Sequence[LinearMap], normaliser: Normaliser
+) -> tuple[Matrix, Matrix]:
     """(I - P)^-1 A and (I - P)^-1, row by row as the presents become known."""
-    n = len(maps)
-    present = [[_sum_of((d for d in m.presents if d.of == j), normaliser) for j in range(n)] for m in maps]
+    n = range(len(maps))
+    present = [[_sum_of((d for d in m.presents if d.of == j), normaliser) for j in n] for m in maps]
     whole: dict[int, list[Expr]] = {}
     shares: dict[int, list[Expr]] = {}
-    while len(whole) < n:
-        i = next(i for i in range(n) if i not in whole and all(p == ZERO or j in whole for j, p in enumerate(present[i])))
-        taken = [(j, p) for j, p in enumerate(present[i]) if p != ZERO]
 
-        def row(own: Sequence[Expr], known: dict[int, list[Expr]], taken=taken) -> list[Expr]:  # type: ignore[no-untyped-def]
-            return [
-                normaliser.normal(total([x, *(mul((p, known[j][k])) for j, p in taken if known[j][k] != ZERO)]))
-                for k, x in enumerate(own)
-            ]
+    def row(i: int, own: Sequence[Expr], known: dict[int, list[Expr]]) -> list[Expr]:
+        taken = [(p, known[j]) for j, p in enumerate(present[i]) if p != ZERO]
+        products = [[mul((p, theirs[k])) for p, theirs in taken if theirs[k] != ZERO] for k in n]
+        return [normaliser.normal(total([x, *more])) for x, more in zip(own, products, strict=True)]
 
-        whole[i] = row(past[i], whole)
-        shares[i] = row([ONE if k == i else ZERO for k in range(n)], shares)
-    return [whole[i] for i in range(n)], [shares[i] for i in range(n)]
+    while len(whole) < len(maps):
+        left = (i for i in n if i not in whole)
+        i = next(i for i in left if all(p == ZERO or j in whole for j, p in enumerate(present[i])))
+        whole[i] = row(i, past[i], whole)
+        shares[i] = row(i, [ONE if k == i else ZERO for k in n], shares)
+    return [whole[i] for i in n], [shares[i] for i in n]
 
 
 def _sum_of(terms: Iterable[DiagonalTerm], normaliser: Normaliser) -> Expr:
@@ -152,12 +153,12 @@ def _circle(gate: Matrix, among: Sequence[int], spec: RecurrenceSpec) -> DslErro
     circle = path[path.index(path[-1]) :][::-1]
     terms = " and ".join(
         f"{spec.states[i].name}_t takes {_scaled(gate[i][j])}{spec.states[j].name}_{{t-1}}"
-        for i, j in zip(circle, circle[1:], strict=False)
+        for i, j in pairwise(circle)
     )
     return DslError.single(
         "E954",
-        f"the states gate each other in a circle: {terms}; in no order of them is the coupling triangular, and "
-        "a chunk form of other couplings is not supported",
+        f"the states gate each other in a circle: {terms}; in no order of them is the coupling triangular, "
+        "and a chunk form of other couplings is not supported",
         spec.updates[circle[0]].span,
     )
 
