@@ -87,6 +87,7 @@ class TritonModule:
     decay: str
     rank: int
     crowded: bool
+    state_count: str
     segment: int
     exact: bool
     invariant: bool
@@ -231,6 +232,7 @@ class _Emitter:
                 decay=repr(decay),
                 rank=rank,
                 crowded=is_crowded(plan.plan),
+                state_count=", states=len(STATES)" if len(spec.states) > 1 else "",
                 segment=SEGMENT,
                 exact=any(b.exact for b in boundaries) or self.invariant,
                 invariant=self.invariant,

@@ -36,6 +36,7 @@ class _Cut:
         self.nodes = plan.nodes
         self.decays_along_v = any(n.op == "total" and n.axes == ("V",) for n in plan.nodes)
         self.results = plan.outputs
+        self.of_products: dict[int, bool] = {}
 
     # -- the whole --------------------------------------------------------------------------------
     def run(self) -> KernelPlan:
@@ -82,10 +83,23 @@ class _Cut:
         return frozenset(out)
 
     def _dear_scores(self, kernels: list[Kernel]) -> frozenset[int]:
-        """Scores of the forward's preps: they cost far more than the [C, C] numbers that they are."""
-        return frozenset(
-            n for k in kernels if k.family == "prep" for n in k.body if self.nodes[n].axes == ("t", "s")
-        )
+        """Scores of the forward's preps: they cost far more than the [C, C] numbers that they are.
+
+        Of coupled states not what they are weighed by is made of: decays alone are formed again.
+        """
+        made = {n for k in kernels if k.family == "prep" for n in k.body if self.nodes[n].axes == ("t", "s")}
+        if len(self.facts.carry["forward"]) == 1:
+            return frozenset(made)
+        scores = {n for n in made if self._of_products(n)}
+        weights = {a for n in scores for a in self.nodes[n].args}
+        return frozenset(scores | made & weights)
+
+    def _of_products(self, n: int) -> bool:
+        """Whether a value has a sum over K or V in it."""
+        if n not in self.of_products:
+            sums = bool(self.facts.contracts(n))
+            self.of_products[n] = sums or any(self._of_products(a) for a in self.nodes[n].args)
+        return self.of_products[n]
 
     def _buffers(self, forward: list[Kernel], backward: list[Kernel], extra: set[int]) -> tuple[Buffer, ...]:
         results = {n for _, n in self.results}

@@ -145,7 +145,7 @@ def kernel_schedule(
     if kernel.family == "prep":
         last = bool(plan.backward) and kernel is plan.backward[-1]
         decay, _ = plan_class(plan.plan)
-        warps, block = choose_prep(shape.chunk, decay, last, is_crowded(plan.plan))
+        warps, block = choose_prep(shape.chunk, decay, last, is_crowded(plan.plan), state_count(plan.plan))
         warps *= lone_transform(plan.plan.nodes, kernel)
         reasons = _prep_reasons(plan, kernel, shape, warps, block)
         return KernelSchedule(kernel, shape.chunks * shape.H, 1, block, warps, 1, read, 0, written, reasons)
@@ -309,6 +309,11 @@ def is_crowded(plan: ChunkPlan) -> bool:
     """Whether the last prep has many tiles at once: of many erases, or of decays along both axes."""
     decays = {n.axes for n in plan.nodes if n.op == "total" and n.axes}
     return plan_class(plan)[1] > FEW or len(decays) > 1
+
+
+def state_count(plan: ChunkPlan) -> int:
+    """How many states a plan carries."""
+    return sum(direction == "forward" for _, direction, _, _ in plan.carries)
 
 
 def plan_class(plan: ChunkPlan) -> tuple[str, int]:

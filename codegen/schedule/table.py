@@ -77,7 +77,9 @@ def choose_walk(
         while stages > 1 and max(1, stages - 1) * stage + fixed > room:
             stages -= 1
         if stage + fixed <= shared or block == 16:
-            return block, 8 if states * own * block > 128 * 64 else 4, stages
+            # of one state 128 x 64 fit four warps; of two there are twice as many operands beside them
+            most = 128 * 64 if states == 1 else 128 * 48
+            return block, 8 if states * own * block > most else 4, stages
         block //= 2
 
 
@@ -90,14 +92,19 @@ def keep_every_state(chunks: int, heads: int, key: int, value: int) -> bool:
     return 4 * chunks * heads * key * value <= 1 << 30
 
 
-def choose_prep(chunk: int, decay: str, gradients: bool, crowded: bool = False) -> tuple[int, int]:
+def choose_prep(
+    chunk: int, decay: str, gradients: bool, crowded: bool = False, states: int = 1
+) -> tuple[int, int]:
     """(warps, block of K and V) of a prep; ``gradients``: the last kernel of the backward.
 
     One warp for every 16 tokens: a product of C rows gives no more of them work. With a decay per channel
     many [C, block] tiles are alive at once: narrow blocks, or four warps where there are even more; both
-    where it is ``crowded``, by three or more erases or by decays along both axes.
+    where it is ``crowded``, by three or more erases or by decays along both axes. The gradients of coupled
+    ``states`` have many [C, C] ones: four warps.
     """
     warps = max(1, chunk // 16)
+    if states > 1 and gradients:
+        warps = max(warps, 4)
     if decay == "channel":
         return (max(warps, 4), 32 if crowded else 64) if gradients else (warps, 32)
     return warps, 64

@@ -215,7 +215,7 @@ class _Derivation:
         b = self.b
         w = self.wide.get(b.axes(x)[-1])
         out = b.score(x, y) if w is None else b.decayed_score(x, y, w, read)
-        weights = self.gate.pairs(e, c, self._of_gate(read))
+        weights = self.gate.pairs(e, c, self._of_gate(read), label.replace("g_", "decay_"))
         if weights is not None:
             out = b.mul(out, weights)
         elif w is None:

@@ -41,18 +41,19 @@ class StateGate:
         self.zero = b.number(0) if len(logs) > 1 else -1
         self._steps: dict[tuple[int, int], int] = {}
 
-    def pairs(self, e: Weights, c: Weights, read: str) -> int | None:
+    def pairs(self, e: Weights, c: Weights, read: str, label: str) -> int | None:
         """sum_ij e_i[t] Pi_ij c_j[s] over the pairs of a read; None where that is 1 for all of them."""
         b = self.b
         if len(self.logs) == 1:
             return None if self.logs[0] is None else b.pairs_decay(self.logs[0], read)
         columns = [b.swap(x, "t", "s") if "t" in b.axes(x) else x for x in c or ()]
-        return self._sum(
+        whole = self._sum(
             b.mul(e_i, b.mul(self._pairs(i, j, read), columns[j]))
             for i, e_i in self._weights(e)
             for j, _ in self._weights(c)
             if j >= i
         )
+        return self._named(whole, label)
 
     def from_start(self, e: Weights, exclusive: bool, label: str) -> list[int | None]:
         """For every state j sum_i e_i Pi_ij from the chunk's start to t, or t - 1; None for 1."""
