@@ -100,11 +100,11 @@ def choose_prep(
     One warp for every 16 tokens: a product of C rows gives no more of them work. With a decay per channel
     many [C, block] tiles are alive at once: narrow blocks, or four warps where there are even more; both
     where it is ``crowded``, by three or more erases or by decays along both axes. The gradients of coupled
-    ``states`` have many [C, C] ones: four warps.
+    ``states`` have many [C, C] ones beside them: four warps, narrow blocks.
     """
     warps = max(1, chunk // 16)
     if states > 1 and gradients:
-        warps = max(warps, 4)
+        return max(warps, 4), 32
     if decay == "channel":
         return (max(warps, 4), 32 if crowded else 64) if gradients else (warps, 32)
     return warps, 64

@@ -86,7 +86,7 @@ def _verify_frame(plan: KernelPlan, kernel: Kernel) -> None:
     carries = tuple((leaf, after) for _, d, leaf, after in plan.plan.carries if d == kernel.direction)
     if kernel.carries != carries:
         raise InternalError(
-            f"carries {kernel.carries}, the plan {carries} in the {kernel.direction} direction"
+            f"carries {kernel.carries}, one of which is no {kernel.direction} carry of the plan, or not all"
         )
 
 
