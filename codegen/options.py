@@ -22,7 +22,8 @@ class CompileOptions:
     ``invariant`` makes the plan depend on K, V, dtype and device only.
 
     ``substeps`` "micro" lays the substeps of a token out as tokens, "expand" writes them out as one update
-    of higher rank; None takes what costs less.
+    of higher rank; None takes what costs less. ``reverse`` runs from the last token of every sequence to the
+    first.
 
     Of a stage that feeds another: ``wide``, its output is float32 (float64 where something is), whatever
     its inputs are; ``handed``, the inputs that other stages gave, whose types say nothing of the user's.
@@ -35,6 +36,7 @@ class CompileOptions:
     strict: bool = False
     debug: bool = False
     substeps: str | None = None
+    reverse: bool = False
     wide: bool = False
     handed: tuple[str, ...] = ()
 

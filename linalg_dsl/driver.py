@@ -27,8 +27,9 @@ from linalg_dsl.language.spec import RecurrenceSpec
 _NOTED: set[str] = set()
 
 if TYPE_CHECKING:
+    from linalg_dsl.codegen.emit.trace import Trace
     from linalg_dsl.language.builder import PythonRecurrence
-    from linalg_dsl.ops.artefacts import Artefacts
+    from linalg_dsl.ops.artefacts import Artefacts, Passes
     from linalg_dsl.ops.op import CompiledOp
     from linalg_dsl.planner.step_form import StepForm
 
@@ -51,9 +52,11 @@ def compile(
     Everything up to the backward plan is derived now, so mistakes are reported here (``DslError``); the
     module of a backend is written at the first call that needs it. Options: ``CompileOptions``.
     """
-    _refuse(state_layout=state_layout not in (None, "kv"), reverse=reverse, tune=tune)
-    options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug, substeps)
-    op = _op(read_spec(spec), options)
+    _refuse(state_layout=state_layout not in (None, "kv"), tune=tune)
+    options = CompileOptions(
+        backend, chunk_size, schedule, invariant, strict, debug, substeps, reverse=reverse
+    )
+    op = assemble(read_spec(spec), options)
     op.derive()
     return op
 
@@ -101,38 +104,40 @@ def derive(spec: RecurrenceSpec, options: CompileOptions, consts: Mapping[str, f
     return Artefacts(spec, form, forward, backward(forward))
 
 
-def emit(artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
-    """The text of a backend's module."""
+def emit(artefacts: Artefacts, backend: str, options: CompileOptions, trace: Trace | None = None) -> str:
+    """The text of a backend's module; ``trace`` takes up which value each name in it holds."""
     from linalg_dsl.planner.step_form import StepForm
 
     plans = (artefacts.forward, artefacts.backward)
     form = artefacts.form
     if isinstance(form, StepForm):
-        return _emit_step(form, artefacts, backend, options)
+        return _emit_step(form, artefacts, backend, options, trace)
     match backend:
         case "torch":
             from linalg_dsl.codegen.emit.torch_module import emit_torch
 
-            return emit_torch(form, *plans, chunk_size=options.chunk_size, wide=options.wide)
+            return emit_torch(form, *plans, chunk_size=options.chunk_size, wide=options.wide, trace=trace)
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            return emit_triton(form, *plans, **_triton_options(options))
+            return emit_triton(form, *plans, **_triton_options(options), trace=trace)
         case _:
             raise InternalError(f"no module for backend {backend}")
 
 
-def _emit_step(form: StepForm, artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
+def _emit_step(
+    form: StepForm, artefacts: Artefacts, backend: str, options: CompileOptions, trace: Trace | None
+) -> str:
     plans = (form, artefacts.forward, artefacts.backward)
     match backend:
         case "torch":
             from linalg_dsl.codegen.emit.torch_step import emit_torch_step
 
-            return emit_torch_step(*plans, chunk_size=options.chunk_size, wide=options.wide)
+            return emit_torch_step(*plans, chunk_size=options.chunk_size, wide=options.wide, trace=trace)
         case "triton":
             from linalg_dsl.codegen.emit.triton_step import emit_triton_step
 
-            return emit_triton_step(*plans, **_triton_options(options))
+            return emit_triton_step(*plans, **_triton_options(options), trace=trace)
         case _:
             raise InternalError(f"no module for backend {backend}")
 
@@ -167,7 +172,8 @@ def _callers() -> int:
     return level
 
 
-def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:
+def assemble(spec: RecurrenceSpec, options: CompileOptions, passes: Passes | None = None) -> CompiledOp:
+    """Splits a spec into stages and gives the op that runs them; ``passes`` in place of this module's."""
     from linalg_dsl.ops.artefacts import Passes
     from linalg_dsl.ops.op import CompiledOp
     from linalg_dsl.planner.micro_tokens import choose_substeps
@@ -176,7 +182,7 @@ def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:
 
     stages = split(spec)
     steps = [choose_substeps(s, options.substeps) if isinstance(s, Stage) else s for s in stages.steps]
-    return CompiledOp(spec, options, Passes(derive, emit), replace(stages, steps=tuple(steps)))
+    return CompiledOp(spec, options, passes or Passes(derive, emit), replace(stages, steps=tuple(steps)))
 
 
 def _refuse(**asked: Any) -> None:

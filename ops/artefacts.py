@@ -50,8 +50,9 @@ class Module:
 class Passes:
     """What a compiled op runs when it first needs it (module-level functions: it pickles).
 
-    ``derive`` gives the artefacts for given values of consts, ``emit`` the text of a backend's module.
+    ``derive`` gives the artefacts for given values of consts, ``emit`` the text of a
+    backend's module, and fills a ``trace`` where one is handed in (``codegen.emit.trace``).
     """
 
     derive: Callable[[RecurrenceSpec, CompileOptions, Mapping[str, float]], Artefacts]
-    emit: Callable[[Artefacts, str, CompileOptions], str]
+    emit: Callable[..., str]

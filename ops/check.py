@@ -214,6 +214,7 @@ def reference_results(
         output_final_state=True,
         cu_seqlens=None if cu_seqlens is None else torch.tensor(cu_seqlens),
         consts=consts,
+        reverse=op.options.reverse,
     )
     results = (o, last) if isinstance(last, Tensor) else (o, *last)
     return tuple(x.detach() for x in results), _gradients(results, weights, exact)

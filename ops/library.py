@@ -29,7 +29,7 @@ NAMESPACE = "linalg_dsl"
 _ARGUMENTS = ("consts", "cu_seqlens", "output_final_state", "save", "residuals", "saved", "d_o")
 _LOCK = threading.RLock()
 _REGISTERED: dict[str, Operator] = {}
-BeforeCall = Callable[[ModuleType, tuple[Tensor, ...]], None]
+BeforeCall = Callable[[ModuleType, tuple[Tensor, ...], Tensor | None], None]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Operator:
 def register(spec: RecurrenceSpec, text: str, before_call: BeforeCall | None = None) -> Operator:
     """Loads the module with this text and registers its operators; once per text in a process.
 
-    ``before_call`` is called with the module and the tensors before a forward on real data.
+    ``before_call`` is called with the module, the tensors and the offsets of a packed batch before a forward
+    on real data.
     """
     base = ascii_identifier(spec.name)[:60]
     key = module_key(text)
@@ -215,7 +216,7 @@ class _Registration:
             length = next(x.shape[1] for x, d in zip(tensors, self.spec.inputs, strict=True) if d.timed)
             check_offsets_data(self.spec.name, offsets, length)
         if self.before_call is not None:
-            self.before_call(self.module, tensors)
+            self.before_call(self.module, tensors, offsets)
 
 
 @contextlib.contextmanager

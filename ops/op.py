@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from linalg_dsl.codegen.cache import load_module
 from linalg_dsl.codegen.emit.names import ascii_identifier, ascii_text
@@ -22,15 +22,24 @@ from linalg_dsl.codegen.extract import part_of
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops.args import RESERVED, BoundCall, bind, check_const_axes, const_numbers
+from linalg_dsl.ops.args import (
+    RESERVED,
+    BoundCall,
+    bind,
+    check_const_axes,
+    check_offsets_data,
+    const_numbers,
+)
 from linalg_dsl.ops.artefacts import Artefacts, Module, Passes
 from linalg_dsl.ops.carried import all_started
 from linalg_dsl.ops.library import Operator
 from linalg_dsl.ops.plan_view import Plan, StagePlan
 from linalg_dsl.ops.promises import check_promises
 from linalg_dsl.ops.reference import reference
+from linalg_dsl.ops.sharded import is_sharded, run_sharded
 from linalg_dsl.ops.stage_op import Consts, Rounding, StageOp, States, constant
 from linalg_dsl.ops.states import state_tuple
+from linalg_dsl.ops.transforms import refuse_transforms
 from linalg_dsl.planner.stages import Shift, Stage, Stages, single
 
 if TYPE_CHECKING:
@@ -56,7 +65,7 @@ class CompiledOp:
             raise ArgumentError(f"{spec.name}: {min(clash)} is a keyword of every call; choose another name")
         self.spec = spec
         self.options = options
-        self.stages = stages or single(spec)
+        self.stages = replace(stages or single(spec), reverse=options.reverse)
         self.state_type = state_tuple(spec)
         self._passes = passes
         self.stage_ops = tuple(
@@ -99,21 +108,22 @@ class CompiledOp:
     ) -> Any:
         call = bind(self.spec, args, kwargs, initial_state, cu_seqlens)
         _check_hints(self.spec.name, cu_seqlens, cu_seqlens_cpu, max_seqlen)
-        if not torch.compiler.is_compiling():
-            if self.options.debug:
-                check_promises(self.spec, call.tensors)
-            if forward_ad._current_level >= 0:
-                _refuse_tangents(self.spec.name, (*call.tensors, *call.initials))
+        if self.options.debug and not is_compiling():
+            check_promises(self.spec, call.tensors)
+        if is_sharded((*call.tensors, *call.initials)):
+            return self._call_sharded(call, cu_seqlens, output_final_state)
         kind = call.tensors[0].device.type
         backend = self.backend_for(kind, any(x.dtype == torch.float64 for x in call.tensors))
         if backend == "reference":
             o, states = self._step_loop(call, cu_seqlens, output_final_state, None)
             o = o.to(call.tensors[output_like(self.spec)].dtype)
         else:
+            if not is_compiling():
+                refuse_transforms(self.spec.name, (*call.tensors, *call.initials))
             if backend == "torch" and kind != "cpu" and cu_seqlens_cpu is not None:
                 cu_seqlens = cu_seqlens_cpu
             runs = [partial(stage.run, backend, call.consts) for stage in self.stage_ops]
-            o, states = self._run(runs, call, cu_seqlens, output_final_state)
+            o, states = self.run_stages(runs, call, cu_seqlens, output_final_state)
         return self._results(o, states, output_final_state)
 
     def step(self, *args: Tensor, **kwargs: Any) -> Any:
@@ -136,6 +146,10 @@ class CompiledOp:
         o, states = self._step_loop(call, cu_seqlens, output_final_state, dtype)
         return self._results(o, states, output_final_state)
 
+    def with_options(self, **changes: Any) -> CompiledOp:
+        """The same recurrence compiled with other options, by the same passes (``CompileOptions``)."""
+        return CompiledOp(self.spec, replace(self.options, **changes), self._passes, self.stages)
+
     def check(self, **kwargs: Any) -> CheckReport:
         """Errors of output, final state and every gradient against the float64 reference.
 
@@ -149,7 +163,8 @@ class CompiledOp:
     @property
     def plan(self) -> Plan:
         """The derivation and the chunk plans, printable; ``plan.explain(B=, T=, H=, K=, V=)``."""
-        plans = [StagePlan(stage.artefacts(), self.options.chunk_size) for stage in self.stage_ops]
+        size = self.options.chunk_size
+        plans = [StagePlan(stage.artefacts(), size, stage.traced_text) for stage in self.stage_ops]
         return Plan(self.stages, tuple(plans))
 
     def artefacts(self, consts: Consts = ()) -> Artefacts:
@@ -215,14 +230,15 @@ class CompiledOp:
         names = ", ".join(s.spec.name for s in self.stage_ops)
         raise ArgumentError(f"{self.spec.name} runs in stages ({names}); ask each of op.stage_ops")
 
-    def _run(
+    def run_stages(
         self,
         runs: Sequence[Callable[..., tuple[Tensor, States]]],
         call: BoundCall,
         cu_seqlens: Tensor | None,
         want: bool,
     ) -> tuple[Tensor, States]:
-        """The output and what is carried on; ``runs`` run a stage each."""
+        """The output and what is carried on; ``runs``, one per stage, take what ``StageOp.run`` takes after
+        its consts and compute that stage in whatever way."""
         if self.program is None:
             return runs[0](call.tensors, call.initials, cu_seqlens, want)
         check_const_axes(self.spec, call.sizes, dict(call.consts))
@@ -236,15 +252,39 @@ class CompiledOp:
         if self.program.NUMBERS:
             values = {**call.sizes, **const_numbers(self.spec, call.sizes, dict(call.consts))}
             numbers = tuple(values[n] for n in self.program.NUMBERS)
+        if type(cu_seqlens) is Tensor and cu_seqlens.device.type == "cpu" and not is_compiling():
+            check_offsets_data(self.spec.name, cu_seqlens, call.sizes["T"])
         o, carried = self.program.run(runs, call.tensors, call.initials, numbers, cu_seqlens, want)
         return o, carried or ()
+
+    def _call_sharded(self, call: BoundCall, cu_seqlens: Tensor | None, want: bool) -> Any:
+        """The call on this rank's part of distributed tensors."""
+
+        def run(
+            tensors: list[Tensor], initials: list[Tensor | None], offsets: Tensor | None
+        ) -> tuple[Tensor, States]:
+            out = self(
+                *tensors,
+                initial_state=initials[0] if len(initials) == 1 else initials,
+                output_final_state=want,
+                cu_seqlens=offsets,
+                **dict(call.consts),
+            )
+            return (
+                (out, ())
+                if not want
+                else (out[0], (out[1],) if isinstance(out[1], Tensor) else tuple(out[1]))
+            )
+
+        o, states = run_sharded(self.spec, call.tensors, call.initials, cu_seqlens, run)
+        return self._results(o, states, want)
 
     def short_loop(
         self, operand: Rounding, call: BoundCall, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, States]:
         """Output and final states of form (1), token by token, its products with operands so rounded."""
         runs = [partial(s.short_loop, operand, call.consts) for s in self.stage_ops]
-        return self._run(runs, call, cu_seqlens, True)
+        return self.run_stages(runs, call, cu_seqlens, True)
 
     def _step_loop(
         self, call: BoundCall, cu_seqlens: Tensor | None, want: bool, dtype: torch.dtype | None
@@ -257,6 +297,7 @@ class CompiledOp:
             cu_seqlens=cu_seqlens,
             consts=dict(call.consts),
             dtype=dtype,
+            reverse=self.options.reverse,
         )
         return o, (states,) if isinstance(states, Tensor) else tuple(states or ())
 
@@ -264,6 +305,11 @@ class CompiledOp:
         if not want:
             return o
         return o, states[0] if len(states) == 1 else self.state_type(*states)
+
+    @property
+    def passes(self) -> Passes:
+        """What it runs when it first needs it."""
+        return self._passes
 
     @constant
     def backend_for(self, device: str, double: bool) -> str:
@@ -311,13 +357,6 @@ def _stage_options(options: CompileOptions, stages: Stages, stage: Stage) -> Com
     made = {s.name: s.of for s in stages.steps if isinstance(s, Shift)}
     handed = tuple(d.name for d, a in pairs if made.get(a, a) not in declared)
     return replace(options, wide=stage.result != stages.output, handed=handed)
-
-
-def _refuse_tangents(name: str, tensors: Iterable[Tensor | None]) -> None:
-    """Forward-mode derivatives would be lost in silence."""
-    unpack: Callable[[Tensor], Any] = forward_ad.unpack_dual
-    if any(x is not None and unpack(x).tangent is not None for x in tensors):
-        raise RuntimeError(f"{name}: forward-mode derivatives are not supported; use op.reference(...)")
 
 
 def _check_hints(name: str, cu_seqlens: Any, cu_seqlens_cpu: Any, max_seqlen: Any) -> None:

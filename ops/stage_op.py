@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
@@ -59,6 +60,10 @@ class StageOp:
             text = self._passes.emit(self.artefacts(consts), backend, self.options)
             found = self._texts[backend, consts] = text
         return found
+
+    def traced_text(self, backend: str, trace: Trace) -> str:
+        """The module of a backend with the declared consts; ``trace`` takes up what its names stand for."""
+        return self._passes.emit(self.artefacts(), backend, self.options, trace=trace)
 
     def operator(self, backend: str, consts: Consts = ()) -> Operator:
         """The registered torch operators of a backend."""

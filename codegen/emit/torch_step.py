@@ -23,6 +23,7 @@ from linalg_dsl.codegen.emit.signature import (
 from linalg_dsl.codegen.emit.torch_helpers import helper_sources
 from linalg_dsl.codegen.emit.torch_step_printer import TokenPrinter
 from linalg_dsl.codegen.emit.torch_text import Text
+from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.step_form import StepForm
@@ -72,11 +73,13 @@ def emit_torch_step(
     backward: ChunkPlan,
     chunk_size: int | None = None,
     wide: bool = False,
+    trace: Trace | None = None,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
-    ``wide``: the output has the type of the states, not that of an input. The text depends on nothing but
-    the arguments and this package's version.
+    ``wide``: the output has the type of the states, not that of an input. ``trace`` takes up
+    what the names in the functions stand for. The text depends on nothing but the arguments and this
+    package's version.
     """
     spec = form.spec
     ((_, o_node),) = forward.outputs
@@ -93,6 +96,8 @@ def emit_torch_step(
     d_states = [bwd.turned_state(s, x) for s, x in zip(states, texts, strict=False)]
     parts = dict(zip(gradients, texts[len(states) :], strict=True))
     grads = [bwd.gradient(decl, parts) for decl in spec.inputs]
+    if trace is not None:
+        trace |= {"forward_token": fwd.printer.values(), "backward_token": bwd.printer.values()}
     dims = output_dims(spec)
     axes = [a for a in ("K", "V") if any(a in i.dims for i in spec.inputs)]
     sources = [axis_source(spec, a) for a in axes]

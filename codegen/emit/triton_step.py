@@ -22,6 +22,7 @@ from linalg_dsl.codegen.emit.signature import (
     sized,
     tuple_text,
 )
+from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.emit.triton_module import library_functions
 from linalg_dsl.codegen.emit.triton_step_kernel import StepText, backward_kernel, forward_kernel
 from linalg_dsl.codegen.emit.triton_step_memory import StepNames
@@ -98,17 +99,23 @@ def emit_triton_step(
     invariant: bool = False,
     wide: bool = False,
     handed: tuple[str, ...] = (),
+    trace: Trace | None = None,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
     ``chunk_size``: tokens between two saved states. ``invariant``: nothing about a call but K, V, dtype and
     device decides how it is computed. ``wide``: the output is float32. ``handed``: inputs whose types do
-    not decide that of the output. The text depends on nothing but the arguments and this package's version.
+    not decide that of the output. ``trace`` takes up what the names in the kernels stand for. The text
+    depends on nothing but the arguments and this package's version.
     """
     default = VECTOR_CHUNK if all(len(s.dims) < 2 for s in form.spec.states) else CHUNK
     like = output_like(form.spec, handed)
     kind = "torch.float32" if wide else f"tensors[{like}].dtype"
-    return _Emitter(form, schedule(forward, backward), chunk_size or default, invariant, kind).run()
+    emitter = _Emitter(form, schedule(forward, backward), chunk_size or default, invariant, kind)
+    text = emitter.run()
+    if trace is not None:
+        trace |= emitter.values
+    return text
 
 
 class _Emitter:
@@ -117,6 +124,7 @@ class _Emitter:
     ) -> None:
         self.spec: RecurrenceSpec = form.spec
         self.plan = plan
+        self.values: Trace = {}
         self.chunk = chunk
         self.invariant = invariant
         self.output_type = output_type
@@ -149,6 +157,7 @@ class _Emitter:
         spec, plan = self.spec, self.plan
         first = forward_kernel(spec, plan, self.launcher)
         second = backward_kernel(spec, plan, self.launcher)
+        self.values = {text.name: text.values for text in (first, second)}
         saves = needs_states(plan.backward)
         whole = tuple(plan.split is not None and plan.split not in s.dims for s in spec.states)
         out = output_dims(spec)

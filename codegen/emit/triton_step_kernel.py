@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.trace import Values, values_of
 from linalg_dsl.codegen.emit.triton_statements import Tile
 from linalg_dsl.codegen.emit.triton_step_memory import PER_BLOCK, StepMemory, StepNames, memory_axes
 from linalg_dsl.codegen.emit.triton_step_statements import StepStatements, tile_axes
@@ -34,6 +35,7 @@ class StepText:
     constants: tuple[str, ...]
     flags: tuple[tuple[str, str], ...]
     library: frozenset[str]
+    values: Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,24 @@ class _Kernel:
         self.launcher = launcher
         self.memory = StepMemory(spec, schedule, launcher)
         self.states = {s.name: s for s in spec.states}
+        self.values: Values = {}
         self.parts: dict[str, list[str]] = {f.name: [] for f in fields(_Step) if f.name not in _OTHER_FIELDS}
 
     def __getitem__(self, part: str) -> list[str]:
         return self.parts[part]
+
+    def statements(
+        self,
+        plan: ChunkPlan,
+        tiles: Mapping[str, Tile],
+        roots: Iterable[int],
+        given: Mapping[int, str],
+        group: Mapping[str, str],
+    ) -> StepStatements:
+        """Those of ``StepMemory.statements``, and a note of what their names stand for."""
+        out = self.memory.statements(plan, tiles, roots, given, group)
+        self.values |= values_of(plan, out.text)
+        return out
 
     def store_result(
         self,
@@ -118,7 +134,7 @@ class _Kernel:
         )
         return StepText(
             made.name, render("step.py.jinja", made), tuple(memory.pointers), tuple(memory.scalars),
-            constants, tuple(memory.flags.items()), frozenset(memory.library),
+            constants, tuple(memory.flags.items()), frozenset(memory.library), self.values,
         )  # fmt: skip
 
 
@@ -148,7 +164,7 @@ def forward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepN
     names, k.parts["loads"] = memory.group(plan, roots)
     k["group"].extend(names.values())
     given = {leaf: carries[name] for name, _, leaf, _ in plan.carries}
-    out = memory.statements(plan, tiles, roots, given, names)
+    out = k.statements(plan, tiles, roots, given, names)
     k["body"].extend(out.lines)
     shape = spec.outputs[0].value.shape
     k.store_result(out, o_node, launcher.output, shape, partial=schedule.partial_output)
@@ -187,7 +203,7 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
         given |= _replay(k, tiles, plan.live(roots), names)
     memory.token = "(U - 1 - w * W - i)"
     k["group"].extend(names.values())
-    out = memory.statements(plan, tiles, roots, given, names)
+    out = k.statements(plan, tiles, roots, given, names)
     k["body"].extend(out.lines)
     leaves = {gradient_name(n): n for n in schedule.forward.nodes if n.op in ("input", "param")}
     for result, node in plan.outputs:
@@ -229,7 +245,7 @@ def _replay(
     given = {leaf: running[name] for name, _, leaf, _ in forward.carries}
     own, k.parts["replay_loads"] = memory.group(forward, roots)
     k["replay_group"].extend(own.values())
-    out = memory.statements(forward, tiles, roots, given, own)
+    out = k.statements(forward, tiles, roots, given, own)
     k["replay"].extend(out.lines)
     k["replay"].append(_next_states(running, forward, "forward", out))
     for key, every in own.items():
@@ -238,7 +254,7 @@ def _replay(
             line = next(x for x in k["replay_loads"] if x.startswith(f"{every} = "))
             k["loads"].append(re.sub(rf"\b{every}\b", names[key], line))
     memory.token = "(U - (w + 1) * W + i)"
-    out = memory.statements(forward, tiles, roots, given, names)
+    out = k.statements(forward, tiles, roots, given, names)
     k["again"].extend(out.lines)
     k["again"].append(_next_states(running, forward, "forward", out))
     return found

@@ -331,7 +331,6 @@ def test_forward_mode_derivatives_are_refused_not_lost() -> None:
         {"chunk_size": 2.5},
         {"schedule": "two_level"},
         {"state_layout": "vk"},
-        {"reverse": True},
         {"tune": True},
     ],
 )

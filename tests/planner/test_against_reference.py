@@ -121,7 +121,8 @@ READS = st.sampled_from([
 
 
 SIGNED = st.sampled_from([
-    "n_t", "diag(e_t)", "(1 - 2 beta_t)", "tanh(x_t)", "diag(tanh(r_t)) exp(g_t)", "(-0.7)", "diag(1 - 2 f_t)",
+    "n_t", "diag(e_t)", "(1 - 2 beta_t)", "tanh(x_t)", "diag(tanh(r_t)) exp(g_t)", "(-0.7)",
+    "diag(1 - 2 f_t)",
 ])  # fmt: skip
 VALUE_GATES = st.sampled_from(["diag(exp(c_t))", "diag(d_t)", "diag(sigmoid(u_t))", "diag(exp(c_t)) n_t"])
 VALUE_ERASES = st.sampled_from([
