@@ -114,17 +114,17 @@ def random_stacks(draw: st.DrawFn) -> RecurrenceSpec:
     n = draw(st.integers(2, 4))
     names = draw(st.permutations(["A", "B", "C", "D"]))[:n]
     common = draw(st.sampled_from(["", "", "diag(exp(a_t)) "]))
-    lines, writes, erases = [], 0, 0
+    lines, erases = [], 0
     for i, name in enumerate(names):
         terms = [] if draw(st.integers(0, 5)) == 0 else [f"{draw(_GATES)} {common}{name}_{{t-1}}"]
-        for other in names[:i]:  # a state takes up those above it: the first of them all takes up none
-            match draw(st.sampled_from(["", "past", "present"])):
+        needed = draw(st.integers(0, i - 1)) if i else -1
+        for j, other in enumerate(names[:i]):  # a state takes up those above it, and one of them in any case
+            match draw(st.sampled_from([*([] if j == needed else [""]), "past", "present"])):
                 case "past":
                     terms.append(f"{draw(_COUPLINGS)} {common}{other}_{{t-1}}")
                 case "present":
                     terms.append(f"{draw(_COUPLINGS)} {other}_t")
-        if draw(st.booleans()) or (i == n - 1 and not writes):
-            writes += 1
+        if i == 0 or draw(st.booleans()):
             terms.append(f"{draw(_COUPLINGS)} {draw(st.sampled_from(_LEFT))} v_tᵀ")
         if erases < 3 and draw(st.booleans()):
             erases += 1
@@ -133,7 +133,7 @@ def random_stacks(draw: st.DrawFn) -> RecurrenceSpec:
             terms.append(
                 f"{draw(st.sampled_from(['-b_t', '-c_t', '-0.5']))} {left} ({read}_{{t-1}}ᵀ {along})ᵀ"
             )
-        lines.append(f"{name}_t = {' + '.join(terms) if terms else f'0 {name}_{{t-1}}'}")
+        lines.append(f"{name}_t = {' + '.join(terms)}")
     reads = [f"{names[-1]}_tᵀ q_t"]
     for name in names:
         time = draw(st.sampled_from(["", "", "_t", "_{t-1}"]))

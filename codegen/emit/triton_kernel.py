@@ -168,7 +168,7 @@ class KernelPrinter:
 
     def _values(self) -> Values:
         found = values_of(self.plan.plan, self.out.text)
-        if self.kernel.boundary is not None:
+        if isinstance(self.kernel.boundary, Boundary):
             found |= dict.fromkeys(("b_h", "b_bound"), (self.plan.plan, self.kernel.boundary.node))
         return found
 

@@ -104,7 +104,7 @@ def errors(
             if n in starts:
                 expected[f"{level} d {n}"] = plan_axes(exact)
     return {
-        n: float((x - expected[n]).abs().max() / max(1.0, float(expected[n].abs().max())))
+        n: float((x - expected[n]).detach().abs().max() / max(1.0, float(expected[n].detach().abs().max())))
         for n, x in found.items()
     }
 
