@@ -63,10 +63,10 @@ def run_kernels(
     formed (``Boundary``); carried, it is exact at every ``segment``-th chunk boundary. ``blocks``: into
     how many a walk cuts its split axis, at most.
     """
-    call = _Call(plan, tensors, dict(consts or {}), chunk_size)
+    call = Call(plan, tensors, dict(consts or {}), chunk_size)
     names = [name for name, direction, _, _ in plan.plan.carries if direction == "forward"]
     states = call.by_name(names, initial_state)
-    run = _Run(call, exact or _must_be_exact(plan), segment, blocks)
+    run = Run(call, exact or must_be_exact(plan), segment, blocks)
     final = states
     for kernel in plan.forward:
         final = run.kernel(kernel, states) or final
@@ -88,12 +88,12 @@ def run_kernels(
     return KernelResults(o, dict(zip(names, final, strict=True)), gradients)
 
 
-def _must_be_exact(plan: KernelPlan) -> bool:
+def must_be_exact(plan: KernelPlan) -> bool:
     return any(k.boundary is not None and k.boundary.exact for k in plan.backward)
 
 
 @dataclass
-class _Call:
+class Call:
     """Memory: declared tensors, and what kernels stored, by (node or name, chunk)."""
 
     plan: KernelPlan
@@ -128,9 +128,12 @@ class _Call:
         start, end = self.bounds[chunk]
         return {"t": end - start, "s": end - start, **self.wide}
 
+    def zero_state(self) -> Tensor:
+        return self.like.new_zeros(self.batch, self.heads, self.wide["K"], self.wide["V"])
+
     def by_name(self, names: Sequence[str], given: Tensor | Mapping[str, Tensor] | None) -> list[Tensor]:
         """The states of these names, zero where none is given."""
-        zero = self.like.new_zeros(self.batch, self.heads, self.wide["K"], self.wide["V"])
+        zero = self.zero_state()
         known = {names[0]: given} if isinstance(given, Tensor) else given or {}
         return [known.get(name, zero) for name in names]
 
@@ -198,14 +201,26 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class _Run:
-    call: _Call
+class Run:
+    """Runs kernels on the memory of a call."""
+
+    call: Call
     exact: bool
     segment: int
     blocks: int
 
-    def kernel(self, kernel: Kernel, states: Sequence[Tensor]) -> list[Tensor]:
-        """All programs of a kernel; what a walk hands on from its last chunk, nothing of a prep."""
+    def kernel(
+        self,
+        kernel: Kernel,
+        states: Sequence[Tensor],
+        span: range | None = None,
+        wide: Mapping[str, int] | None = None,
+    ) -> list[Tensor]:
+        """All programs of a kernel; what a walk hands on from its last chunk, nothing of a prep.
+
+        ``span``: the chunks that a walk goes over, None for all; ``wide``: K and V where the states are not
+        those of the call.
+        """
         call = self.call
         chunks = range(len(call.bounds))
         if kernel.family == "prep":
@@ -220,8 +235,9 @@ class _Run:
             raise InternalError(f"the walk {kernel.name} has no split axis")
         after = []
         parts: list[dict[tuple[int | str, int], Tensor]] = []
-        for low, count in _blocks(call.wide[split], self.blocks):
-            block = _Block(self, kernel, split, low, count)
+        span, wide = chunks if span is None else span, wide or call.wide
+        for low, count in _blocks(wide[split], self.blocks):
+            block = _Block(self, kernel, split, low, count, span, wide)
             after.append(block.walk([state.narrow(_STATE_DIM[split], low, count) for state in states]))
             parts.append(block.stored)
         shared = shares(call.nodes, kernel)
@@ -257,11 +273,13 @@ class _Run:
 class _Block:
     """One program of a walk, for every sequence and head at once: entries low .. low + count of an axis."""
 
-    run: _Run
+    run: Run
     kernel: Kernel
     split: str
     low: int
     count: int
+    span: range
+    wide: Mapping[str, int]
     stored: dict[tuple[int | str, int], Tensor] = field(default_factory=dict)
     carried: Tensor | None = None
     """h = sum S o dS at the boundary that the walk has come to: what the boundary term is carried by."""
@@ -270,12 +288,10 @@ class _Block:
         call, kernel = self.run.call, self.kernel
         if not kernel.carries:
             raise InternalError(f"the walk {kernel.name} has no carry")
-        last = len(call.bounds) - 1
-        for step in range(last + 1):
-            chunk = step if kernel.direction == "forward" else last - step
+        for chunk in self.span if kernel.direction == "forward" else reversed(self.span):
             values: Values = {n: self._cut(n, call.load(n, chunk)) for n in kernel.loads}
             values |= {leaf: state for (leaf, _), state in zip(kernel.carries, states, strict=True)}
-            sizes = {**call.sizes(chunk), self.split: self.count}
+            sizes = {**call.sizes(chunk), **self.wide, self.split: self.count}
             self.run.body(kernel, values, sizes)
             for n in kernel.stores:
                 self.stored[n, chunk] = _tensor(values[n])
@@ -283,10 +299,10 @@ class _Block:
             if isinstance(boundary, BoundaryProducts):
                 self._products(boundary, values, chunk)
             elif boundary:
-                self._boundary(boundary, values, states[0], chunk, last)
+                self._boundary(boundary, values, states[0], chunk)
             states = [self._next(values, after, sizes) for _, after in kernel.carries]
             keeps = isinstance(boundary, Boundary) and kernel.direction == boundary.keeper
-            if keeps and self._mark_after(chunk, last):
+            if keeps and self._mark_after(chunk):
                 self.stored["marks", chunk] = states[0]
         return states
 
@@ -303,13 +319,16 @@ class _Block:
         return value.narrow(axes.index(self.split) - len(axes), self.low, self.count)
 
     # -- the boundary term ------------------------------------------------------------------------------
-    def _mark_after(self, chunk: int, last: int) -> bool:
+    def _mark_after(self, chunk: int) -> bool:
         """Whether the state that the earlier walk has after a chunk is kept."""
         if self.run.exact:
             return False
         if self.kernel.boundary and self.kernel.boundary.keeper == "forward":
-            return chunk == last or (chunk + 1) % self.run.segment == 0
-        return chunk % self.run.segment == 0
+            return self._ends_segment(chunk)
+        return (chunk - self.span.start) % self.run.segment == 0
+
+    def _ends_segment(self, chunk: int) -> bool:
+        return chunk == self.span[-1] or (chunk + 1 - self.span.start) % self.run.segment == 0
 
     def _products(self, boundary: BoundaryProducts, values: Values, chunk: int) -> None:
         """The earlier walk keeps its values, the later multiplies."""
@@ -323,7 +342,7 @@ class _Block:
             kept = self._kept(f"marks_{term[theirs]}", chunk)
             self.stored[term[0], chunk] = (kept * _tensor(values[term[mine]])).sum(over)
 
-    def _boundary(self, boundary: Boundary, values: Values, state: Tensor, chunk: int, last: int) -> None:
+    def _boundary(self, boundary: Boundary, values: Values, state: Tensor, chunk: int) -> None:
         """``state`` is the one before the chunk in the direction of the walk: S_0, or dS_C."""
         call, exact = self.run.call, self.run.exact
         over = _STATE_DIM["V" if boundary.axis == "K" else "K"]
@@ -345,9 +364,9 @@ class _Block:
         if exact:
             self.stored[boundary.node, chunk] = total * (self._kept("marks", chunk) * decayed).sum(over)
             return
-        begins = chunk == last or (chunk + 1) % self.run.segment == 0
+        begins = self._ends_segment(chunk)
         if direction == "forward":
-            begins = chunk % self.run.segment == 0
+            begins = (chunk - self.span.start) % self.run.segment == 0
         if begins:
             self.carried = (self._kept("marks", chunk) * state).sum(over)
         if self.carried is None:

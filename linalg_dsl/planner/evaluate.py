@@ -87,7 +87,7 @@ def run_plan(
     params [H, ...], consts numbers. Everything is computed in the tensors' dtype. The last
     chunk may be shorter than ``chunk_size``.
     """
-    sequence = _Sequence(forward, tensors, chunk_size)
+    sequence = ChunkSequence(forward, tensors, chunk_size)
     outputs, states = sequence.forward(sequence.initial(initial_state))
     last = states[-1]
     return sequence.join(outputs, forward.outputs[0][0]), last if len(last) > 1 else next(iter(last.values()))
@@ -108,7 +108,7 @@ def run_backward(
     ``d_o`` and ``d_state``: gradients of output and final state, None for zero. A gradient has the shape
     of its tensor; a tensor that nothing depends on is absent.
     """
-    sequence = _Sequence(forward, tensors, chunk_size)
+    sequence = ChunkSequence(forward, tensors, chunk_size)
     names = [name for name, _, _, _ in forward.carries]
     _, states = sequence.forward(sequence.initial(initial_state))
     given = {names[0]: d_state} if isinstance(d_state, Tensor) else dict(d_state or {})
@@ -130,7 +130,7 @@ def run_backward(
     return {**grads.found, **{f"initial_state {name}": d for name, d in d_states.items()}}
 
 
-class _Sequence:
+class ChunkSequence:
     """The tensors of one call, cut into chunks."""
 
     def __init__(self, plan: ChunkPlan, tensors: Mapping[str, Tensor | float], chunk_size: int) -> None:
@@ -223,7 +223,7 @@ class _Sequence:
 class _Gradients:
     """Collects the gradients of chunks into tensors of the shapes of what was given."""
 
-    def __init__(self, sequence: _Sequence) -> None:
+    def __init__(self, sequence: ChunkSequence) -> None:
         self.sequence = sequence
         self.leaves = {gradient_name(n): n for n in sequence.plan.nodes if n.op in ("input", "param")}
         self.found: dict[str, Tensor] = {}
