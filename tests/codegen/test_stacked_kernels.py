@@ -145,14 +145,14 @@ def test_momentum_without_memory_is_the_delta_rule_that_erases_the_undecayed_sta
 def test_a_walk_that_carries_some_of_the_states_is_no_kernel() -> None:
     from dataclasses import replace
 
-    from linalg_dsl.codegen.emit.triton_module import schedule
+    from linalg_dsl.codegen.emit.triton_module import kernel_plan
     from linalg_dsl.codegen.schedule.verify import verify
     from linalg_dsl.planner.adjoint import backward
     from linalg_dsl.planner.canonical import canonicalise
     from linalg_dsl.planner.chunkwise import derive
 
     forward = derive(canonicalise(BY_HAND["momentum"]))
-    plan = schedule(forward, backward(forward))
+    plan = kernel_plan(forward, backward(forward))
     walk = next(k for k in plan.forward if k.family == "walk")
     fewer = replace(walk, carries=walk.carries[:1])
     kernels = tuple(fewer if k is walk else k for k in plan.forward)
