@@ -46,7 +46,7 @@ PLACES = {
         "linalg_dsl.testing.*",
         "linalg_dsl.cli*",
     ],
-    "hypothesis": ["linalg_dsl.testing.strategies*"],
+    "hypothesis": ["linalg_dsl.testing.strategies*", "linalg_dsl.testing.fuzz"],
     "typer": ["linalg_dsl.cli*"],
     "rich": ["linalg_dsl.cli*"],
 }
