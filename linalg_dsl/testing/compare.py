@@ -30,25 +30,14 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.testing.cases import Case, sequences
 from linalg_dsl.testing.failures import Failure, PropertyError
 from linalg_dsl.testing.oracle import Oracle, rms
+from linalg_dsl.testing.rounding import UNIT, working
 from linalg_dsl.testing.subject import Subject
 
-UNIT = {
-    torch.float64: 2.0**-53,
-    torch.float32: 2.0**-24,
-    torch.float16: 2.0**-11,
-    torch.bfloat16: 2.0**-8,
-}
-"""Half the distance from 1 to the next number."""
 ROUNDINGS = 24.0
 INPUTS = 8.0
 OWN = 16.0
 OF_DECAYS = 64.0
 """In place of OWN, for the gradient of what feeds a decay: sums over a sequence, not a token."""
-
-
-def working(dtype: torch.dtype) -> torch.dtype:
-    """The type in which sums are formed."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,10 @@ import torch
 from torch import Tensor
 
 from linalg_dsl.ops.reference import reference
+from linalg_dsl.planner.ops import FLOOR
 from linalg_dsl.testing.cases import Case
-from linalg_dsl.testing.chunk_condition import chunk_op, chunk_runs
-from linalg_dsl.testing.rounding import NOISE, Noise, Rounding
+from linalg_dsl.testing.chunk_condition import chunk_op, chunk_runs, counts_small_gates_as_floor
+from linalg_dsl.testing.rounding import NOISE, UNIT, Noise, Rounding, working
 
 COPIES = 8
 """Replicas that roundings are tried on: few enough to be cheap, and their mean square is never near 0."""
@@ -65,7 +66,11 @@ class Oracle:
         noise = Noise(self.seed)
         # a unit roundoff of float32 is to its smallest normal number what NOISE is to the floor
         floor = 0.0 if case.dtype == torch.float64 else 2.0**-126 * NOISE / 2.0**-24
-        replicas = _blocks(case, _step_loop(case, copies, gradients, Rounding(noise, floor)), copies)
+        loop = Rounding(noise, floor)
+        if counts_small_gates_as_floor(case.spec):
+            # said in explain: sizes of gates below FLOOR count as FLOOR
+            loop = Rounding(noise, FLOOR * NOISE / UNIT[working(case.dtype)], everywhere=True)
+        replicas = _blocks(case, _step_loop(case, copies, gradients, loop), copies)
         found = {n: _deviation(x, replicas[n]) for n, x in self.want.items()}
         op = chunk_op(case.spec)
         if op is None or not case.shape.T:

@@ -54,9 +54,11 @@ def load_case(spec: RecurrenceSpec, path: Path) -> Case:
         )
     lengths = data["lengths"]
     dtype = next(iter(data["tensors"].values())).dtype
+    B, T, H, K, V = data["shape"]
+    shape = Shape(B, T, H, K, V, None if lengths is None else tuple(lengths))
     case = Case(
         spec,
-        Shape(*data["shape"], None if lengths is None else tuple(lengths)),
+        shape,
         dtype,
         data["seed"],
         Extremes(*data["extremes"]),
