@@ -74,7 +74,7 @@ _HOME = {
     "InternalError": "linalg_dsl.errors",
     **dict.fromkeys(_LANGUAGE, "linalg_dsl.language.builder"),
 }
-_SUBPACKAGES = ("algebra", "language", "planner", "codegen", "ops", "testing")
+_SUBPACKAGES = ("algebra", "language", "planner", "codegen", "ops", "nn", "study", "testing")
 
 __all__ = sorted(set(_HOME) - {"min", "max", "sum", "abs"})
 
