@@ -339,7 +339,8 @@ def _by_step(subject: Subject, case: Case) -> Callable[..., Any]:
 
     def call(**given: Any) -> Any:
         outputs = []
-        state = given.pop("initial_state", None)
+        state = given.pop("initial_state", None)  # updated in place
+        state = state.clone() if isinstance(state, Tensor) else tuple(x.clone() for x in state)
         given.pop("output_final_state", None)
         for t in range(case.shape.T):
             piece = {n: x[:, t : t + 1] if n in timed else x for n, x in given.items()}
