@@ -56,6 +56,9 @@ def explain(
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
     target: Annotated[str, typer.Option(help="the GPU of the schedule: sm_80, sm_90, gfx942 ...")] = "sm_90",
     latex: Annotated[bool, typer.Option("--latex", help="the derivation as LaTeX")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="write a page with drawings, costs and code to this file")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Derive the chunk form and print it: class, rewrites, equations, costs, stability, schedule.
@@ -68,6 +71,14 @@ def explain(
     if latex:
         text = op.plan.to_latex()
         Output(json).text(text, {"name": op.spec.name, "latex": text})
+        return
+    if html is not None:
+        sizes = {n: x for n, x in zip("BTHKV", (B, T, H, K, V), strict=True) if x is not None}
+        try:
+            written = op.plan.to_html(html, **sizes, dtype=dtype, target=target)
+        except OSError as error:
+            raise ArgumentError(f"cannot write {html}: {error}") from None
+        Output(json).text(f"wrote {written}", {"name": op.spec.name, "path": str(written)})
         return
     found = op.plan.explain(B=B, T=T, H=H, K=K, V=V, dtype=dtype, target=target)
     text = str(found)

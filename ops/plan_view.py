@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linalg_dsl.algebra.expr import Dim, Number
-from linalg_dsl.errors import ArgumentError
+from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.ops.artefacts import Artefacts
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
@@ -15,9 +17,11 @@ from linalg_dsl.planner.stages import Stage, Stages
 from linalg_dsl.planner.step_form import StepForm
 
 if TYPE_CHECKING:
+    from linalg_dsl.codegen.emit.trace import Trace
     from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
     from linalg_dsl.planner.step_verdict import StepExplanation
     from linalg_dsl.planner.verdict import Explanation
+    from linalg_dsl.report.parts import Call, Part
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class StagePlan:
 
     artefacts: Artefacts
     chunk_size: int | None = None
+    emit: Callable[[str, Trace], str] | None = field(default=None, compare=False, repr=False)
+    """Gives the module of a backend, and fills a trace of it."""
 
     @property
     def canonical(self) -> CanonicalRecurrence:
@@ -91,6 +97,16 @@ class StagePlan:
             schedule=schedule,
         )
 
+    def part(self, call: Call) -> Part:
+        """What an HTML page shows of this stage."""
+        from linalg_dsl.report.parts import make_part
+
+        if self.emit is None:
+            raise InternalError("a plan without its emitter has no code to show")
+        found = self.explain(call.B, call.T, call.H, call.K, call.V, dtype=call.dtype, target=call.target)
+        plans = (self.forward, self.backward)
+        return make_part(found, self.artefacts.form, plans, call, self.emit, self.chunk_size)
+
     def _explain_step(
         self, form: StepForm, calls: tuple[int | None, ...], sizes: tuple[int | None, int | None]
     ) -> StepExplanation:
@@ -154,6 +170,48 @@ class Plan:
     def to_latex(self) -> str:
         """The derivation as LaTeX."""
         return self.explain().to_latex()
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        B: int = 8,
+        T: int = 2048,
+        H: int = 16,
+        K: int = 128,
+        V: int = 128,
+        *,
+        dtype: str = "bfloat16",
+        target: str = "sm_90",
+    ) -> Path:
+        """Writes the derivation, drawings, costs and code as one HTML file; gives its path.
+
+        Costs, bytes and launches are those of a dense call with these sizes. The file holds everything that
+        it shows: no scripts, no network. Raises ``ArgumentError`` for an unknown dtype or target.
+        """
+        from linalg_dsl.report.page import make_page
+        from linalg_dsl.report.parts import Call
+
+        parts = []
+        for plan, stage in zip(self.stages, self.steps.stages, strict=True):
+            key, value = self._sizes(stage, K, V)
+            parts.append(plan.part(Call(B, T, H, key or K, value or V, dtype, target)))
+        verdict = PlanExplanation(self.steps, tuple(p.explanation for p in parts)).verdict
+        target_path = Path(path)
+        target_path.write_text(make_page(self.steps, verdict, parts), encoding="utf-8")
+        return target_path
+
+    def _repr_latex_(self) -> str:
+        return self.to_latex()
+
+    def _repr_html_(self) -> str:
+        from linalg_dsl.report.page import snippet
+
+        out = []
+        for plan in self.stages:
+            found = plan.explain()
+            lines = [(e.left, e.right) for e in found.forward_equations]
+            out.append(snippet(lines, found.verdict))
+        return "".join(out)
 
     def __str__(self) -> str:
         own = [str(plan) for plan in self.stages]

@@ -87,13 +87,17 @@ def python_blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_readme_example_runs_and_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_example_runs_and_prints_what_it_shows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(python_blocks()[0], names)
     printed = capsys.readouterr().out
     assert names["o"].shape == (2, 500, 4, 64)
     assert names["state"].shape == (2, 4, 64, 64)
     assert names["k"].grad is not None
+    assert (tmp_path / "fading_delta.html").stat().st_size > 10_000
     shown = [line for line in README.splitlines() if line.startswith("      ") and "e-0" in line]
     assert len(shown) == 3
     for line in shown:

@@ -23,6 +23,7 @@ from linalg_dsl.codegen.emit.signature import (
 from linalg_dsl.codegen.emit.torch_helpers import helper_sources
 from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter
 from linalg_dsl.codegen.emit.torch_text import Text
+from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
@@ -58,6 +59,7 @@ class TorchModule:
     backward_lines: tuple[str, ...]
     backward_result: str
     has_gradient: str
+    resets: str
     output_like: int
     wide: bool
     first_timed: int
@@ -74,11 +76,13 @@ def emit_torch(
     backward: ChunkPlan,
     chunk_size: int | None = None,
     wide: bool = False,
+    trace: Trace | None = None,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
-    ``wide``: the output has the type of the state, not that of an input. The text depends on nothing but
-    the arguments and this package's version.
+    ``wide``: the output has the type of the state, not that of an input. ``trace`` takes up
+    what the names in the functions stand for. The text depends on nothing but the arguments and this
+    package's version.
     """
     spec = canonical.spec
     ((state, _, _, after),) = forward.carries
@@ -100,6 +104,8 @@ def emit_torch(
     first = "torch.zeros_like(dS)" if d_state.scalar else d_state.code
     numbers = dict(canonical.consts)
     grads = [bwd.gradient(decl, parts, numbers) for decl in spec.inputs]
+    if trace is not None:
+        trace |= {"forward_chunk": fwd.printer.values(), "backward_chunk": bwd.printer.values()}
     token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
     key, value = axis_source(spec, "K"), axis_source(spec, "V")
     dims = sized(output_dims(spec), numbers)
@@ -129,6 +135,7 @@ def emit_torch(
             backward_lines=bwd.body(token),
             backward_result=f"{first}, {tuple_text(grads)}",
             has_gradient=tuple_text(repr(g != "None") for g in grads) if "None" in grads else "",
+            resets=tuple_text(repr(i.kind == "log_gate") for i in spec.inputs),
             output_like=output_like(spec),
             wide=wide,
             first_timed=token,

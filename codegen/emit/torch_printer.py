@@ -25,6 +25,7 @@ from linalg_dsl.codegen.emit.torch_text import (
     number,
     transposed,
 )
+from linalg_dsl.codegen.emit.trace import Values, values_of
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import FLOOR, Axes
 from linalg_dsl.planner.plan import ChunkPlan, Node
@@ -120,6 +121,13 @@ class ChunkPrinter:
             )
             self._text[i] = text if keep else self._assign(node, text)
         return [self._text[i] for i in wanted]
+
+    def values(self) -> Values:
+        """What the names of the function stand for; of a solve, what nothing else uses stands for it all."""
+        found = values_of(self.plan, {i: text.code for i, text in self._text.items()})
+        for i, solved in self._solved.items():
+            found |= {t.code: (self.plan, i) for t in solved if t.code.isidentifier() and t.code not in found}
+        return found
 
     # -- statements ---------------------------------------------------------------------------
     def _assign(self, node: Node, text: Text) -> Text:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.trace import Values, values_of
 from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, boundary_suffix
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
 from linalg_dsl.codegen.emit.triton_transform import TransformText
@@ -62,6 +63,7 @@ class KernelText:
     constants: tuple[str, ...]
     library: frozenset[str]
     loads: tuple[str, ...]
+    values: Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,14 @@ class KernelPrinter:
         return KernelText(
             self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars.values()),
             self._constants(), frozenset(self.out.library), tile_kinds(self.nodes, kernel),
+            self._values(),
         )  # fmt: skip
+
+    def _values(self) -> Values:
+        found = values_of(self.plan.plan, self.out.text)
+        if self.kernel.boundary is not None:
+            found |= dict.fromkeys(("b_h", "b_bound"), (self.plan.plan, self.kernel.boundary.node))
+        return found
 
     def _prep(self) -> list[str]:
         """The lines of a prep, those of row numbers where the tokens are known."""

@@ -24,6 +24,7 @@ from linalg_dsl.codegen.emit.signature import (
     sized,
     tuple_text,
 )
+from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import table
@@ -106,20 +107,26 @@ def emit_triton(
     invariant: bool = False,
     wide: bool = False,
     handed: tuple[str, ...] = (),
+    trace: Trace | None = None,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
     ``chunk_size``: a power of two from 16 to 256, or None for the table's choice at each call.
     ``invariant``: nothing about a call but K, V, dtype and device decides how it is computed. ``wide``: the
-    output is float32. ``handed``: inputs whose types do not decide that of the operands of products. The text
-    depends on nothing but the arguments and this package's version.
+    output is float32. ``handed``: inputs whose types do not decide that of the operands of products.
+    ``trace`` takes up what the names in the kernels stand for. The text depends on nothing but the arguments
+    and this package's version.
     """
     if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
         raise ArgumentError(
             f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}"
         )
     plan = schedule(forward, backward)
-    return _Emitter(canonical, plan, chunk_size, invariant, wide, handed).run()
+    emitter = _Emitter(canonical, plan, chunk_size, invariant, wide, handed)
+    text = emitter.run()
+    if trace is not None:
+        trace |= emitter.values
+    return text
 
 
 class _Emitter:
@@ -136,6 +143,7 @@ class _Emitter:
         self.spec: RecurrenceSpec = canonical.spec
         self.rec = canonical.recurrences[0]
         self.plan = plan
+        self.values: Trace = {}
         self.chunk_size = chunk_size
         self.invariant = invariant
         self.wide = wide
@@ -166,6 +174,7 @@ class _Emitter:
             k.name: KernelPrinter(plan, k, memory, self.title, state_dims, self._short()).run()
             for k in (*plan.forward, *plan.backward)
         }
+        self.values = {text.name: text.values for text in printed.values()}
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
         key, value = axis_source(spec, "K"), axis_source(spec, "V")
         saved = [b for b in plan.buffers if b.saved]

@@ -129,10 +129,10 @@ def kernel_schedule(
     plan: KernelPlan, kernel: Kernel, shape: CallShape, target: Target, *, invariant: bool = False
 ) -> KernelSchedule:
     """Sizes and reasons of one launch, as the launcher chooses them."""
-    reads = {n: _bytes(plan, n, shape) for n in kernel.loads}
-    kept = _boundary_bytes(kernel, shape)
+    reads = {n: tensor_bytes(plan, n, shape) for n in kernel.loads}
+    kept = boundary_bytes(kernel, shape)
     keeps = kernel.boundary is not None and kernel.direction == kernel.boundary.keeper
-    written = sum(_bytes(plan, n, shape) for n in kernel.stores) + (kept if keeps else 0)
+    written = sum(tensor_bytes(plan, n, shape) for n in kernel.stores) + (kept if keeps else 0)
     read = sum(reads.values()) + (0 if keeps else kept)
     if kernel.family == "prep":
         last = bool(plan.backward) and kernel is plan.backward[-1]
@@ -302,7 +302,8 @@ def plan_class(plan: ChunkPlan) -> tuple[str, int]:
     return decay, max((int(str(n.attr("r"))) for n in plan.nodes if n.op == "ut_transform"), default=0)
 
 
-def _bytes(plan: KernelPlan, n: int, shape: CallShape) -> int:
+def tensor_bytes(plan: KernelPlan, n: int, shape: CallShape) -> int:
+    """What a value takes in memory between kernels; a const is handed over as a number."""
     node = plan.plan.nodes[n]
     if node.op == "const":
         return 0
@@ -319,7 +320,7 @@ def _exact(kernel: Kernel, shape: CallShape) -> bool:
     return boundary.exact or keep_every_state(shape.chunks, shape.H, shape.K, shape.V)
 
 
-def _boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
+def boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
     """What the two walks of a boundary term hand over beside buffers: states, and numbers along its axis."""
     if kernel.boundary is None:
         return 0
@@ -354,8 +355,8 @@ def _kernel_lines(found: KernelSchedule, names: dict[int, str]) -> list[str]:
 
 def _memory_lines(plan: KernelPlan, shape: CallShape) -> list[str]:
     saved = [b for b in plan.buffers if b.saved]
-    between = sum(_bytes(plan, b.node, shape) for b in saved)
-    rest = sum(_bytes(plan, b.node, shape) for b in plan.buffers if not b.saved)
+    between = sum(tensor_bytes(plan, b.node, shape) for b in saved)
+    rest = sum(tensor_bytes(plan, b.node, shape) for b in plan.buffers if not b.saved)
     lines = []
     if plan.backward:
         kept = f": {_listed(b.name for b in saved)}" if saved else "; it reads the inputs again"

@@ -139,6 +139,26 @@ class RecurrenceSpec:
         """What a sequence hands on: the states, and ``<name>_prev`` for every shifted input."""
         return (*(s.name for s in self.states), *(f"{i.name}_prev" for i in self.shifted))
 
+    def _repr_html_(self) -> str:
+        """The equations as MathML, for a notebook."""
+        from linalg_dsl.language.mathml import to_mathml
+
+        rows = "".join(f"<div>{to_mathml(line)}</div>" for line in self._lines())
+        return f"<div><strong>{self.name}</strong>{rows}</div>"
+
+    def _repr_latex_(self) -> str:
+        """The equations as LaTeX, for a notebook."""
+        from linalg_dsl.language.latex import to_latex
+
+        rows = " \\\\\n".join(to_latex(line).replace("=", "&=", 1) for line in self._lines())
+        return f"\\begin{{align*}}\n{rows}\n\\end{{align*}}"
+
+    def _lines(self) -> list[str]:
+        from linalg_dsl.language.printer import show_expr  # printer imports this module
+
+        written = self.written or (*self.updates, *self.outputs)
+        return [f"{e.target}_t = {show_expr(e.value)}" for e in written]
+
     def __str__(self) -> str:
         """The text that ``parse`` reads back to an equal spec."""
         from linalg_dsl.language.printer import show_spec  # printer imports this module

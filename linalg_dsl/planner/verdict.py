@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from linalg_dsl.language.latex import to_latex
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.planner.canonical import classify
 from linalg_dsl.planner.cost import decode_flops, flops, state_bytes, traffic
 from linalg_dsl.planner.equations import Equation, equation_data, equations, legend
 from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence
 from linalg_dsl.planner.graph import dependence, serial_depth
-from linalg_dsl.planner.latex import to_latex
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.prove import prove
 from linalg_dsl.planner.stability import decay_is_at_most_one, log_decay_bound, solve_is_bounded
