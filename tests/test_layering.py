@@ -50,6 +50,7 @@ PLACES = {
         "linalg_dsl.cli*",
     ],
     "hypothesis": ["linalg_dsl.testing.strategies*"],
+    "matplotlib": ["linalg_dsl.study.plots"],
     "typer": ["linalg_dsl.cli*"],
     "rich": ["linalg_dsl.cli*"],
 }

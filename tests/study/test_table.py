@@ -14,6 +14,7 @@ from linalg_dsl.cli import app
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.study import table
 from linalg_dsl.study.costs import costs
+from linalg_dsl.study.tasks import Recall
 
 EDIT = "gate: none, [K], exp(-softplus(a_t))"
 
@@ -93,7 +94,7 @@ def test_a_folder_of_specs_and_files_of_results(tmp_path: Path) -> None:
 
 
 def test_recall_is_trained_for_the_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "TASK", table.Recall(pairs=1, symbols=8))
+    monkeypatch.setattr(table, "TASK", Recall(pairs=1, symbols=8))
     found = ld.sweep("delta_rule", check=False, recall_steps=40)
     assert found.rows[0]["recall"] > 0.3  # one in four by chance, none at the start
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from linalg_dsl.errors import ArgumentError
+from linalg_dsl.nn.lm import IGNORED
 from linalg_dsl.study.models import HYBRIDS, PATTERNS, Size, build
 from linalg_dsl.study.record import Record
-from linalg_dsl.study.tasks import IGNORED, Parity, Permutations, Recall
+from linalg_dsl.study.tasks import Parity, Permutations, Recall
 from linalg_dsl.study.training import Recipe, accuracy, rate_at, train
 
 
