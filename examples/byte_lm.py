@@ -25,8 +25,8 @@ from torch import Tensor
 
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.nn.lm import LM
+from linalg_dsl.plots import save, spread
 from linalg_dsl.study.models import HYBRIDS, PATTERNS, Size, build
-from linalg_dsl.study.plots import lines
 from linalg_dsl.study.record import Record
 from linalg_dsl.study.training import Recipe, train
 
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> Record:
         print(f"{row['model']:20s} {row['bits_per_byte']:.3f} bits per byte, {row['seconds']:.0f} s")
     series = {n: [(s, b) for r in record.where(model=n) for s, b in r["curve"]] for n in names}
     try:
-        print(lines(options.out / "byte_lm.png", series, x="step", y="bits per byte", title="training"))
+        print(save(spread(series, "step", "bits per byte"), options.out / "byte_lm.png"))
     except ArgumentError as error:  # matplotlib is an extra
         print(error)
     return record

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from linalg_dsl.errors import ArgumentError
+from linalg_dsl.plots import save
 from linalg_dsl.study.models import HYBRIDS, PATTERNS, Size, build
-from linalg_dsl.study.plots import lines
 from linalg_dsl.study.record import Record
 from linalg_dsl.study.tasks import Recall
 from linalg_dsl.study.training import Recipe, accuracy, train
@@ -99,7 +99,7 @@ def _report(record: Record, names: list[str], out: Path) -> None:
     series = {n: [(r["pairs"], r["accuracy"]) for r in record.where(model=n)] for n in names}
     title = f"recall, every key told {told} time{'s' * (told > 1)}"
     try:
-        print(lines(out / "recall.png", series, x="pairs", y="accuracy", title=title, log_x=True))
+        print(save(spread(series, "pairs", "accuracy", title=title, log_x=True), out / "recall.png"))
     except ArgumentError as error:  # matplotlib is an extra
         print(error)
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import linalg_dsl as ld
 from linalg_dsl.errors import ArgumentError
+from linalg_dsl.plots import save, spread
 from linalg_dsl.study.models import Size, build
-from linalg_dsl.study.plots import lines
 from linalg_dsl.study.record import Record
 from linalg_dsl.study.tasks import Parity, Permutations
 from linalg_dsl.study.training import Recipe, accuracy, train
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> Record:
     series = {n: [(r["length"], r["accuracy"]) for r in record.where(model=n)] for n in names}
     try:
         path = options.out / f"{options.task}.png"
-        print(lines(path, series, x="length", y="accuracy", title=options.task, log_x=True))
+        print(save(spread(series, "length", "accuracy", title=options.task, log_x=True), path))
     except ArgumentError as error:  # matplotlib is an extra
         print(error)
     return record

@@ -50,7 +50,8 @@ PLACES = {
         "linalg_dsl.cli*",
     ],
     "hypothesis": ["linalg_dsl.testing.strategies*"],
-    "matplotlib": ["linalg_dsl.study.plots"],
+    "fla": ["linalg_dsl.ops.peers"],
+    "matplotlib": ["linalg_dsl.plots"],
     "typer": ["linalg_dsl.cli*"],
     "rich": ["linalg_dsl.cli*"],
 }

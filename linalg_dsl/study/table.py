@@ -74,13 +74,14 @@ class Sweep:
 
     def plot(self, folder: str | Path, ending: str = "png") -> list[Path]:
         """One bar chart for each column of numbers; needs matplotlib."""
-        from linalg_dsl.study.plots import bars
+        from linalg_dsl.plots import bars, save
 
+        Path(folder).mkdir(parents=True, exist_ok=True)
         paths = []
         for column, label in PLOTTED.items():
             values = {r["variant"]: float(r[column]) for r in self.rows if r.get(column) is not None}
             if values:
-                paths.append(bars(Path(folder) / f"{column}.{ending}", values, x=label))
+                paths.append(save(bars(values, label), Path(folder) / f"{column}.{ending}"))
         return paths
 
     def __str__(self) -> str:
