@@ -16,6 +16,7 @@ from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wan
 from linalg_dsl.codegen.emit.triton_transform import TransformText
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.two_level import Start
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import Node
@@ -78,7 +79,7 @@ class _Walk:
     constants: tuple[str, ...]
     offsets: tuple[str, ...]
     state: str
-    state_shape: str
+    start: str
     state_offset: str
     state_mask: str
     before_loop: tuple[str, ...]
@@ -104,7 +105,7 @@ class KernelPrinter:
     """Prints one kernel of ``plan``; ``memory`` tells where leaves, buffers and results lie.
 
     ``state_dims``: the order in which the caller's states have their axes. ``in_one_tile``: chunks are short
-    enough for the transform of many erases to be one tile.
+    enough for the transform of many erases to be one tile. ``start``: the state of a walk that is given none.
     """
 
     def __init__(
@@ -115,8 +116,10 @@ class KernelPrinter:
         title: str,
         state_dims: Axes = ("K", "V"),
         in_one_tile: bool = True,
+        start: Start = "zeros",
     ) -> None:
         self.state_dims = state_dims
+        self.start = start
         self.plan = plan
         self.nodes = plan.plan.nodes
         self.kernel = kernel
@@ -205,7 +208,7 @@ class KernelPrinter:
                 constants=self._constants(),
                 offsets=self._offsets(),
                 state=self.state,
-                state_shape=shape,
+                start=self._start(shape),
                 state_offset=self.out.state_offset(self.state_dims),
                 state_mask=self.out.mask(("K", "V")),
                 before_loop=tuple(self.before),
@@ -213,6 +216,17 @@ class KernelPrinter:
                 body=tuple(lines),
             ),
         )
+
+    def _start(self, shape: str) -> str:
+        """The state of a walk that is given none."""
+        match self.start:
+            case "zeros":
+                return f"tl.zeros(({shape}), dtype=tl.float32)"
+            case "ones":
+                return f"tl.full(({shape}), 1.0, dtype=tl.float32)"
+            case "identity":
+                first, second = (a.lower() for a in self.out.tile(("K", "V")))
+                return f"tl.where(o_{first}[:, None] == o_{second}[None, :], 1.0, 0.0)"
 
     def _body(self) -> list[str]:
         """Loads where first used, statements in the order of the plan's demand, stores at once."""

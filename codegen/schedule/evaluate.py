@@ -57,9 +57,9 @@ def run_kernels(
     carried, it is exact at every ``segment``-th chunk boundary. ``blocks``: into how many a walk cuts its
     split axis, at most.
     """
-    call = _Call(plan, tensors, dict(consts or {}), chunk_size)
+    call = Call(plan, tensors, dict(consts or {}), chunk_size)
     state = call.zero_state() if initial_state is None else initial_state
-    run = _Run(call, exact or _must_be_exact(plan), segment, blocks)
+    run = Run(call, exact or must_be_exact(plan), segment, blocks)
     final = state
     for kernel in plan.forward:
         after = run.kernel(kernel, state)
@@ -78,12 +78,12 @@ def run_kernels(
     return KernelResults(o, final, {**call.gradients(), "initial_state": d_first})
 
 
-def _must_be_exact(plan: KernelPlan) -> bool:
+def must_be_exact(plan: KernelPlan) -> bool:
     return any(k.boundary is not None and k.boundary.exact for k in plan.backward)
 
 
 @dataclass
-class _Call:
+class Call:
     """Memory: declared tensors, and what kernels stored, by (node or name, chunk)."""
 
     plan: KernelPlan
@@ -185,14 +185,26 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class _Run:
-    call: _Call
+class Run:
+    """Runs kernels on the memory of a call."""
+
+    call: Call
     exact: bool
     segment: int
     blocks: int
 
-    def kernel(self, kernel: Kernel, state: Tensor) -> Tensor | None:
-        """All programs of a kernel; what a walk hands on from its last chunk."""
+    def kernel(
+        self,
+        kernel: Kernel,
+        state: Tensor,
+        span: range | None = None,
+        wide: Mapping[str, int] | None = None,
+    ) -> Tensor | None:
+        """All programs of a kernel; what a walk hands on from its last chunk.
+
+        ``span``: the chunks that a walk goes over, None for all; ``wide``: K and V where the state is not
+        that of the call.
+        """
         call = self.call
         chunks = range(len(call.bounds))
         if kernel.family == "prep":
@@ -207,8 +219,9 @@ class _Run:
             raise InternalError(f"the walk {kernel.name} has no split axis")
         states = []
         parts: list[dict[tuple[int | str, int], Tensor]] = []
-        for low, count in _blocks(call.wide[split], self.blocks):
-            block = _Block(self, kernel, split, low, count)
+        span, wide = chunks if span is None else span, wide or call.wide
+        for low, count in _blocks(wide[split], self.blocks):
+            block = _Block(self, kernel, split, low, count, span, wide)
             states.append(block.walk(state.narrow(_STATE_DIM[split], low, count)))
             parts.append(block.stored)
         shared = shares(call.nodes, kernel)
@@ -244,11 +257,13 @@ class _Run:
 class _Block:
     """One program of a walk, for every sequence and head at once: entries low .. low + count of an axis."""
 
-    run: _Run
+    run: Run
     kernel: Kernel
     split: str
     low: int
     count: int
+    span: range
+    wide: Mapping[str, int]
     stored: dict[tuple[int | str, int], Tensor] = field(default_factory=dict)
     carried: Tensor | None = None
     """h = sum S o dS at the boundary that the walk has come to: what the boundary term is carried by."""
@@ -258,21 +273,19 @@ class _Block:
         if kernel.carry is None:
             raise InternalError(f"the walk {kernel.name} has no carry")
         leaf, after = kernel.carry
-        last = len(call.bounds) - 1
-        for step in range(last + 1):
-            chunk = step if kernel.direction == "forward" else last - step
+        for chunk in self.span if kernel.direction == "forward" else reversed(self.span):
             values: Values = {n: self._cut(n, call.load(n, chunk)) for n in kernel.loads}
             values[leaf] = state
-            sizes = {**call.sizes(chunk), self.split: self.count}
+            sizes = {**call.sizes(chunk), **self.wide, self.split: self.count}
             self.run.body(kernel, values, sizes)
             for n in kernel.stores:
                 self.stored[n, chunk] = _tensor(values[n])
             boundary = kernel.boundary
             if boundary:
-                self._boundary(boundary, values, state, chunk, last)
+                self._boundary(boundary, values, state, chunk)
             axes = call.nodes[after].axes
             state = expand(_tensor(values[after]), axes, ("K", "V"), sizes)
-            if boundary and kernel.direction == boundary.keeper and self._mark_after(chunk, last):
+            if boundary and kernel.direction == boundary.keeper and self._mark_after(chunk):
                 self.stored["marks", chunk] = state
         return state
 
@@ -283,15 +296,18 @@ class _Block:
         return value.narrow(axes.index(self.split) - len(axes), self.low, self.count)
 
     # -- the boundary term ------------------------------------------------------------------------------
-    def _mark_after(self, chunk: int, last: int) -> bool:
+    def _mark_after(self, chunk: int) -> bool:
         """Whether the state that the earlier walk has after a chunk is kept."""
         if self.run.exact:
             return False
         if self.kernel.boundary and self.kernel.boundary.keeper == "forward":
-            return chunk == last or (chunk + 1) % self.run.segment == 0
-        return chunk % self.run.segment == 0
+            return self._ends_segment(chunk)
+        return (chunk - self.span.start) % self.run.segment == 0
 
-    def _boundary(self, boundary: Boundary, values: Values, state: Tensor, chunk: int, last: int) -> None:
+    def _ends_segment(self, chunk: int) -> bool:
+        return chunk == self.span[-1] or (chunk + 1 - self.span.start) % self.run.segment == 0
+
+    def _boundary(self, boundary: Boundary, values: Values, state: Tensor, chunk: int) -> None:
         """``state`` is the one before the chunk in the direction of the walk: S_0, or dS_C."""
         call, exact = self.run.call, self.run.exact
         over = _STATE_DIM["V" if boundary.axis == "K" else "K"]
@@ -313,9 +329,9 @@ class _Block:
         if exact:
             self.stored[boundary.node, chunk] = total * (self._kept("marks", chunk) * decayed).sum(over)
             return
-        begins = chunk == last or (chunk + 1) % self.run.segment == 0
+        begins = self._ends_segment(chunk)
         if direction == "forward":
-            begins = chunk % self.run.segment == 0
+            begins = (chunk - self.span.start) % self.run.segment == 0
         if begins:
             self.carried = (self._kept("marks", chunk) * state).sum(over)
         if self.carried is None:

@@ -86,7 +86,7 @@ def run_plan(
     ``tensors`` by name: inputs [B, T, H, ...], params [H, ...], consts numbers. Everything is computed in
     the tensors' dtype. The last chunk may be shorter than ``chunk_size``.
     """
-    sequence = _Sequence(forward, tensors, chunk_size)
+    sequence = ChunkSequence(forward, tensors, chunk_size)
     outputs, states = sequence.forward(sequence.initial(initial_state))
     return sequence.join(outputs, forward.outputs[0][0]), states[-1][forward.carries[0][0]]
 
@@ -105,7 +105,7 @@ def run_backward(
     ``d_o`` and ``d_state``: gradients of output and final state, None for zero. A gradient has the shape
     of its tensor; a tensor that nothing depends on is absent.
     """
-    sequence = _Sequence(forward, tensors, chunk_size)
+    sequence = ChunkSequence(forward, tensors, chunk_size)
     state = forward.carries[0][0]
     _, states = sequence.forward(sequence.initial(initial_state))
     if d_state is None:
@@ -124,7 +124,7 @@ def run_backward(
     return {**grads.found, "initial_state": d_state}
 
 
-class _Sequence:
+class ChunkSequence:
     """The tensors of one call, cut into chunks."""
 
     def __init__(self, plan: ChunkPlan, tensors: Mapping[str, Tensor | float], chunk_size: int) -> None:
@@ -217,7 +217,7 @@ class _Sequence:
 class _Gradients:
     """Collects the gradients of chunks into tensors of the shapes of what was given."""
 
-    def __init__(self, sequence: _Sequence) -> None:
+    def __init__(self, sequence: ChunkSequence) -> None:
         self.sequence = sequence
         self.leaves = {gradient_name(n): n for n in sequence.plan.nodes if n.op in ("input", "param")}
         self.found: dict[str, Tensor] = {}
