@@ -69,6 +69,37 @@ def load_module(name: str, text: str) -> ModuleType:
         return module
 
 
+def private_copy(module: ModuleType) -> ModuleType:
+    """The same file imported once more: what is set in it changes nothing for others.
+
+    A module without a file is given back as it is.
+    """
+    path = getattr(module, "__file__", None)
+    return module if path is None else _import(Path(path), f"{module.__name__}_copy")
+
+
+def recorded(name: str) -> bool:
+    """Whether ``record`` noted this name, in this process or another."""
+    path = cache_directory() / _record_file(name)
+    return path.is_file() and _is_own(path.lstat())
+
+
+def record(name: str, text: str) -> None:
+    """Notes a name (digits and letters) with a text for people, in the cache directory."""
+    _write(cache_directory() / _record_file(name), text)
+
+
+def records() -> int:
+    """How many names are noted."""
+    return sum(1 for _ in cache_directory().glob("*.checked"))
+
+
+def _record_file(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_]{1,180}", name):
+        raise InternalError(f"{name!r} is not a name for a record")
+    return f"{name}.checked"
+
+
 def cache_directory() -> Path:
     """The directory of generated modules, made if need be and checked to be the user's alone."""
     given = os.environ.get(ENVIRONMENT_VARIABLE)
@@ -108,9 +139,13 @@ def _holds(path: Path, text: str) -> bool:
         return False
     if not stat.S_ISREG(found.st_mode):
         raise CacheError(f"{path} is not a regular file")
-    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o022):
+    if not _is_own(found):
         raise CacheError(f"{path} belongs to another user or can be written by others")
     return path.read_bytes() == text.encode()
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
 
 
 def _write(path: Path, text: str) -> None:
@@ -125,8 +160,8 @@ def _write(path: Path, text: str) -> None:
         raise
 
 
-def _import(path: Path) -> ModuleType:
-    name = f"linalg_dsl_generated.{path.stem}"
+def _import(path: Path, name: str | None = None) -> ModuleType:
+    name = name or f"linalg_dsl_generated.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InternalError(f"cannot import {path}")

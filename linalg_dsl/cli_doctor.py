@@ -33,7 +33,9 @@ def examine() -> Iterator[Finding]:
     yield Finding("python", "good", f"{platform.python_version()} ({sys.executable})")
     yield from _packages()
     yield from _devices()
+    yield from _known_faults()
     yield _cache()
+    yield _self_check()
     yield _backend("torch", "cpu")
     yield _triton()
 
@@ -74,6 +76,44 @@ def _devices() -> Iterator[Finding]:
         "C compiler",
         "good" if compiler else "bad",
         compiler or "none found; Triton builds its launchers with one (set CC)",
+    )
+
+
+def _known_faults() -> Iterator[Finding]:
+    """What others or this project have seen go wrong with this Triton on the devices that are here."""
+    import torch
+
+    from linalg_dsl.codegen.known_faults import known_faults
+
+    triton = _version("triton")
+    if triton is None:
+        return
+    majors = {torch.cuda.get_device_capability(i)[0] for i in range(torch.cuda.device_count())}
+    if torch.version.hip is not None:
+        majors = set()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        majors.add(0)
+    for major in sorted(majors):
+        where = f"sm_{major}x" if major else "its interpreter"
+        found = known_faults(triton, major)
+        for text in found:
+            yield Finding("known fault", "note", f"triton {triton} on {where} {text}")
+        if not found:
+            yield Finding("known faults", "good", f"none of triton {triton} on {where}")
+
+
+def _self_check() -> Finding:
+    from linalg_dsl.codegen.cache import CacheError, records
+    from linalg_dsl.ops.selfcheck import ENVIRONMENT_VARIABLE
+
+    if os.environ.get(ENVIRONMENT_VARIABLE) == "0":
+        return Finding("self-check", "note", f"switched off by {ENVIRONMENT_VARIABLE}=0")
+    try:
+        count = records()
+    except (CacheError, OSError):
+        count = 0
+    return Finding(
+        "self-check", "good", f"every kernel at its first use on a device; {count} passes noted in the cache"
     )
 
 

@@ -10,6 +10,8 @@ StepForm                -> ChunkPlan of one token   planner.step_plan
 ChunkPlan               -> ChunkPlan (backward)     planner.adjoint
 both plans              -> source of a module       codegen.emit
 source                  -> registered torch op      ops.library, ops.op
+RecurrenceSpec          -> DecodeForm               planner.decode_form, of one token in any class
+DecodeForm              -> source that decodes      codegen.emit.torch_decode, codegen.emit.triton_decode
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from linalg_dsl.language.spec import RecurrenceSpec
 _NOTED: set[str] = set()
 
 if TYPE_CHECKING:
+    from linalg_dsl.codegen.emit.trace import Trace
     from linalg_dsl.language.builder import PythonRecurrence
-    from linalg_dsl.ops.artefacts import Artefacts
+    from linalg_dsl.ops.artefacts import Artefacts, Passes
     from linalg_dsl.ops.op import CompiledOp
+    from linalg_dsl.planner.decode_form import DecodeForm
     from linalg_dsl.planner.step_form import StepForm
 
 
@@ -46,15 +50,18 @@ def compile(
     debug: bool = False,
     tune: bool = False,
     substeps: str | None = None,
+    super_chunk: int | None = None,
 ) -> CompiledOp:
     """Compiles a recurrence: a spec, a function under ``@recurrence``, a text, or the path of a file.
 
     Everything up to the backward plan is derived now, so mistakes are reported here (``DslError``); the
     module of a backend is written at the first call that needs it. Options: ``CompileOptions``.
     """
-    _refuse(state_layout=state_layout not in (None, "kv"), reverse=reverse, tune=tune)
-    options = CompileOptions(backend, chunk_size, schedule, invariant, strict, debug, substeps)
-    op = _op(read_spec(spec), options)
+    _refuse(tune=tune)
+    options = CompileOptions(
+        backend, chunk_size, schedule, invariant, strict, debug, substeps, reverse, state_layout, super_chunk
+    )
+    op = assemble(read_spec(spec), options)
     op.derive()
     return op
 
@@ -86,6 +93,7 @@ def read_spec(source: RecurrenceSpec | PythonRecurrence | str | Path) -> Recurre
 
 def derive(spec: RecurrenceSpec, options: CompileOptions, consts: Mapping[str, float]) -> Artefacts:
     """The spec in canonical form and its chunk plans, with the given consts as numbers."""
+    from linalg_dsl.codegen.schedule.two_level import check_two_level
     from linalg_dsl.ops.artefacts import Artefacts
     from linalg_dsl.planner.adjoint import backward
     from linalg_dsl.planner.chunkwise import derive as chunk_form
@@ -95,45 +103,72 @@ def derive(spec: RecurrenceSpec, options: CompileOptions, consts: Mapping[str, f
 
     form = find_form(spec, consts)
     if isinstance(form, StepForm):
+        if options.schedule == "two_level":
+            raise ArgumentError(f"schedule two_level needs a chunk form, and {form.spec.name} has none")
         _note_slower_path(form, options)
         token = step_plan(form)
         return Artefacts(spec, form, token, step_backward(token))
     forward = chunk_form(form)
+    if options.schedule == "two_level":
+        check_two_level(forward)
     return Artefacts(spec, form, forward, backward(forward))
 
 
-def emit(artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
-    """The text of a backend's module."""
+def emit(artefacts: Artefacts, backend: str, options: CompileOptions, trace: Trace | None = None) -> str:
+    """The text of a backend's module; ``trace`` takes up which value each name in it holds."""
     from linalg_dsl.planner.step_form import StepForm
 
     plans = (artefacts.forward, artefacts.backward)
     form = artefacts.form
     if isinstance(form, StepForm):
-        return _emit_step(form, artefacts, backend, options)
+        return _emit_step(form, artefacts, backend, options, trace)
     match backend:
         case "torch":
             from linalg_dsl.codegen.emit.torch_module import emit_torch
 
-            return emit_torch(form, *plans, chunk_size=options.chunk_size, wide=options.wide)
+            return emit_torch(form, *plans, chunk_size=options.chunk_size, wide=options.wide, trace=trace)
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            return emit_triton(form, *plans, **_triton_options(options))
+            given = {**_triton_options(options), "schedule": options.schedule}
+            return emit_triton(form, *plans, **given, super_chunk=options.super_chunk, trace=trace)
         case _:
             raise InternalError(f"no module for backend {backend}")
 
 
-def _emit_step(form: StepForm, artefacts: Artefacts, backend: str, options: CompileOptions) -> str:
+def decode(
+    spec: RecurrenceSpec, consts: Mapping[str, float], backend: str, options: CompileOptions
+) -> tuple[DecodeForm, str]:
+    """The form of one token, whatever the class, and the text of the module that decodes."""
+    from linalg_dsl.planner.decode_form import decode_form
+
+    form = decode_form(spec, consts)
+    match backend:
+        case "torch":
+            from linalg_dsl.codegen.emit.torch_decode import emit_torch_decode
+
+            return form, emit_torch_decode(form)
+        case "triton":
+            from linalg_dsl.codegen.emit.triton_decode import emit_triton_decode
+
+            return form, emit_triton_decode(form, options.invariant)
+        case _:
+            raise InternalError(f"no module for backend {backend}")
+
+
+def _emit_step(
+    form: StepForm, artefacts: Artefacts, backend: str, options: CompileOptions, trace: Trace | None
+) -> str:
     plans = (form, artefacts.forward, artefacts.backward)
     match backend:
         case "torch":
             from linalg_dsl.codegen.emit.torch_step import emit_torch_step
 
-            return emit_torch_step(*plans, chunk_size=options.chunk_size, wide=options.wide)
+            return emit_torch_step(*plans, chunk_size=options.chunk_size, wide=options.wide, trace=trace)
         case "triton":
             from linalg_dsl.codegen.emit.triton_step import emit_triton_step
 
-            return emit_triton_step(*plans, **_triton_options(options))
+            return emit_triton_step(*plans, **_triton_options(options), trace=trace)
         case _:
             raise InternalError(f"no module for backend {backend}")
 
@@ -168,7 +203,8 @@ def _callers() -> int:
     return level
 
 
-def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:
+def assemble(spec: RecurrenceSpec, options: CompileOptions, passes: Passes | None = None) -> CompiledOp:
+    """Splits a spec into stages and gives the op that runs them; ``passes`` in place of this module's."""
     from linalg_dsl.ops.artefacts import Passes
     from linalg_dsl.ops.op import CompiledOp
     from linalg_dsl.planner.micro_tokens import choose_substeps
@@ -181,7 +217,8 @@ def _op(spec: RecurrenceSpec, options: CompileOptions) -> CompiledOp:
         with_two_axes(choose_substeps(s, options.substeps)) if isinstance(s, Stage) else s
         for s in stages.steps
     ]
-    return CompiledOp(spec, options, Passes(derive, emit), replace(stages, steps=tuple(steps)))
+    passes = passes or Passes(derive, emit, decode)
+    return CompiledOp(spec, options, passes, replace(stages, steps=tuple(steps)))
 
 
 def _refuse(**asked: Any) -> None:

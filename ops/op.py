@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from linalg_dsl.codegen.cache import load_module
 from linalg_dsl.codegen.emit.names import ascii_identifier, ascii_text
@@ -22,15 +22,29 @@ from linalg_dsl.codegen.extract import part_of
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops.args import RESERVED, BoundCall, bind, check_const_axes, const_numbers
+from linalg_dsl.ops.args import (
+    RESERVED,
+    BoundCall,
+    bind,
+    check_const_axes,
+    check_offsets_data,
+    const_numbers,
+)
 from linalg_dsl.ops.artefacts import Artefacts, Module, Passes
-from linalg_dsl.ops.carried import all_started
+from linalg_dsl.ops.carried import all_started, carried_dims
+from linalg_dsl.ops.decode import Decoder
+from linalg_dsl.ops.layout import turn_all
 from linalg_dsl.ops.library import Operator
 from linalg_dsl.ops.plan_view import Plan, StagePlan
+from linalg_dsl.ops.pool import call_with_pool
+from linalg_dsl.ops.positions import call_at_positions
 from linalg_dsl.ops.promises import check_promises
+from linalg_dsl.ops.quick import QuickCall, quick_is_safe
 from linalg_dsl.ops.reference import reference
+from linalg_dsl.ops.sharded import is_sharded, run_sharded
 from linalg_dsl.ops.stage_op import Consts, Rounding, StageOp, States, constant
 from linalg_dsl.ops.states import state_tuple
+from linalg_dsl.ops.transforms import refuse_transforms
 from linalg_dsl.planner.stages import Shift, Stage, Stages, single
 
 if TYPE_CHECKING:
@@ -46,7 +60,14 @@ class CompiledOp:
     into a batch of one (``cu_seqlens_cpu``, the same on the CPU, spares a wait where one is needed;
     ``max_seqlen`` is a hint). The output is [B, T, H, V] in the type of v, and with
     ``output_final_state`` the state [N, H, K, V] in float32 (float64 for float64 inputs) comes second.
-    Several states go in as a sequence, a named tuple or a mapping, and come out as a named tuple.
+    Several states go in as a sequence, a named tuple or a mapping, and come out as a named tuple. States
+    handed in may be of any floating-point type (bfloat16 storage); they are computed with in float32.
+
+    ``slots`` [N] (int32 or int64): ``initial_state`` is a pool [P, H, ...] of which sequence n begins with
+    row ``slots[n]``; with ``output_final_state`` the final states are written there, in the pool's type, and
+    the pool is what is returned. A sequence with a negative slot starts as declared and is written nowhere.
+    ``state_positions`` (whole numbers, or a list of them for each packed sequence): the states after so
+    many tokens come last, [M, B, H, ...], of packed sequences [M, H, ...]; the call is cut there.
     """
 
     def __init__(
@@ -56,13 +77,17 @@ class CompiledOp:
             raise ArgumentError(f"{spec.name}: {min(clash)} is a keyword of every call; choose another name")
         self.spec = spec
         self.options = options
-        self.stages = stages or single(spec)
+        self.stages = replace(stages or single(spec), reverse=options.reverse)
         self.state_type = state_tuple(spec)
         self._passes = passes
         self.stage_ops = tuple(
             StageOp(stage.spec, _stage_options(options, self.stages, stage), passes)
             for stage in self.stages.stages
         )
+        self.decoder = Decoder(spec, options, passes)
+        self._quick: QuickCall | None = None
+        if self.stages.is_whole and len(spec.states) == 1 and quick_is_safe(options):
+            self._quick = QuickCall(spec, self.stage_ops[0].quick)
         self.program_text = None if self.stages.is_whole else emit_pipeline(self.stages)
         # what torch.compile traces through has to be there before it is called
         self.program = None
@@ -81,6 +106,8 @@ class CompiledOp:
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
         max_seqlen: int | None = None,
+        slots: Tensor | None = None,
+        state_positions: Sequence[Any] | None = None,
         **kwargs: Tensor | float,
     ) -> Any: ...
 
@@ -95,32 +122,76 @@ class CompiledOp:
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
         max_seqlen: int | None = None,
+        slots: Tensor | None = None,
+        state_positions: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens)
+        if slots is not None or state_positions is not None:
+            offsets = {"cu_seqlens": cu_seqlens, "cu_seqlens_cpu": cu_seqlens_cpu, "max_seqlen": max_seqlen}
+            if slots is not None:
+                more = {**kwargs, **offsets, "state_positions": state_positions}
+                return call_with_pool(self, args, more, initial_state, slots, output_final_state)
+            assert state_positions is not None
+            return call_at_positions(
+                self, args, kwargs, initial_state, state_positions, output_final_state, offsets
+            )
+        quick = None
+        if self._quick is not None and cu_seqlens is None and cu_seqlens_cpu is None:
+            quick = self._quick.describe(args, kwargs, initial_state, output_final_state)
+            found = None if quick is None else self._quick.replay(*quick)
+            if found is not None:
+                return (found[0], found[1]) if output_final_state else found[0]
+        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens, self.options.state_layout)
         _check_hints(self.spec.name, cu_seqlens, cu_seqlens_cpu, max_seqlen)
-        if not torch.compiler.is_compiling():
-            if self.options.debug:
-                check_promises(self.spec, call.tensors)
-            if forward_ad._current_level >= 0:
-                _refuse_tangents(self.spec.name, (*call.tensors, *call.initials))
+        if self.options.debug and not is_compiling():
+            check_promises(self.spec, call.tensors)
+            if cu_seqlens is not None:
+                check_offsets_data(self.spec.name, cu_seqlens, call.sizes["T"])
+        if is_sharded((*call.tensors, *call.initials)):
+            return self._call_sharded(call, cu_seqlens, output_final_state)
         kind = call.tensors[0].device.type
         backend = self.backend_for(kind, any(x.dtype == torch.float64 for x in call.tensors))
         if backend == "reference":
             o, states = self._step_loop(call, cu_seqlens, output_final_state, None)
             o = o.to(call.tensors[output_like(self.spec)].dtype)
         else:
+            if not is_compiling():
+                refuse_transforms(self.spec.name, (*call.tensors, *call.initials))
             if backend == "torch" and kind != "cpu" and cu_seqlens_cpu is not None:
                 cu_seqlens = cu_seqlens_cpu
             runs = [partial(stage.run, backend, call.consts) for stage in self.stage_ops]
-            o, states = self._run(runs, call, cu_seqlens, output_final_state)
+            o, states = self.run_stages(runs, call, cu_seqlens, output_final_state)
+            if quick is not None and self._quick is not None and backend == "triton":
+                numbers = self.stage_ops[0].numbers(call.consts)
+                self._quick.learn(quick[1], args, kwargs, call, numbers, output_final_state)
         return self._results(o, states, output_final_state)
 
-    def step(self, *args: Tensor, **kwargs: Any) -> Any:
-        """One decode step; not supported yet."""
-        raise ArgumentError(
-            f"{self.spec.name}: step is not supported yet; call the op with initial_state and T = 1"
-        )
+    def step(
+        self,
+        *args: Tensor,
+        state: Any = None,
+        slots: Tensor | None = None,
+        accepted: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Any]:
+        """A few tokens of many sequences, from states that are updated in place: ``(o, state)``.
+
+        Tensors are those of a call, [B, n, h, *dims] with n tokens each, one mostly; o is [B, n, H, ...].
+        ``state`` is what a call hands out, of any floating-point type (computed with in float32) and any
+        strides: entry b is sequence b's, and afterwards holds the state after its tokens. It is also what
+        is returned; None makes one that starts as declared. With ``slots`` [B] (int32 or int64, on the
+        device) the state is a pool [P, H, ...], of which sequence b has row ``slots[b]``. A negative slot
+        is padding: its output is zero and nothing is written. Two sequences with one slot leave there what
+        either of them wrote. A slot beyond the pool gives NaN on a GPU, an error on the CPU.
+
+        ``accepted`` (a number, or [B] on the device): of how many tokens of each sequence the state is
+        kept, where the others are drafts that may be rejected; the output is of all n. ``accepted=0`` only
+        looks ahead: then calling once more with what was accepted rolls back (derivation: the states after
+        any number of tokens follow from the state before them and the tokens themselves).
+
+        No gradients: raises ``ArgumentError`` where one would be wanted. Never waits for the device.
+        """
+        return self.decoder.step(self.backend_for, args, kwargs, state, slots, accepted)
 
     def reference(
         self,
@@ -132,9 +203,13 @@ class CompiledOp:
         **kwargs: Any,
     ) -> Any:
         """The step-by-step loop of the spec on the same arguments: any dtype, differentiable twice, slow."""
-        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens)
+        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens, self.options.state_layout)
         o, states = self._step_loop(call, cu_seqlens, output_final_state, dtype)
         return self._results(o, states, output_final_state)
+
+    def with_options(self, **changes: Any) -> CompiledOp:
+        """The same recurrence compiled with other options, by the same passes (``CompileOptions``)."""
+        return CompiledOp(self.spec, replace(self.options, **changes), self._passes, self.stages)
 
     def check(self, **kwargs: Any) -> CheckReport:
         """Errors of output, final state and every gradient against the float64 reference.
@@ -149,7 +224,8 @@ class CompiledOp:
     @property
     def plan(self) -> Plan:
         """The derivation and the chunk plans, printable; ``plan.explain(B=, T=, H=, K=, V=)``."""
-        plans = [StagePlan(stage.artefacts(), self.options.chunk_size) for stage in self.stage_ops]
+        size = self.options.chunk_size
+        plans = [StagePlan(stage.artefacts(), size, stage.traced_text) for stage in self.stage_ops]
         return Plan(self.stages, tuple(plans))
 
     def artefacts(self, consts: Consts = ()) -> Artefacts:
@@ -162,14 +238,16 @@ class CompiledOp:
             stage.artefacts()
 
     def source(self, which: str = "module", backend: str | None = None) -> str:
-        """The generated text: "forward" or "backward" with all they call, or the whole "module".
+        """The generated text: "forward", "backward" or "step" with all they call, or the whole "module".
 
         ``backend`` is "triton" or "torch"; by default what a call would use where tensors are on this
         machine's best device. Several stages stand one below the other, after the steps between them.
         """
-        if which not in ("forward", "backward", "module"):
-            raise ArgumentError(f"source is of forward, backward or module, got {which!r}")
+        if which not in ("forward", "backward", "step", "module"):
+            raise ArgumentError(f"source is of forward, backward, step or module, got {which!r}")
         chosen = backend or self._default_backend()
+        if which == "step":
+            return self.decoder.text(chosen)
         texts = [(s.spec.name, s.module_text(chosen)) for s in self.stage_ops]
         if which != "module":
             texts = [(name, part_of(text, which)) for name, text in texts]
@@ -216,14 +294,15 @@ class CompiledOp:
         names = ", ".join(s.spec.name for s in self.stage_ops)
         raise ArgumentError(f"{self.spec.name} runs in stages ({names}); ask each of op.stage_ops")
 
-    def _run(
+    def run_stages(
         self,
         runs: Sequence[Callable[..., tuple[Tensor, States]]],
         call: BoundCall,
         cu_seqlens: Tensor | None,
         want: bool,
     ) -> tuple[Tensor, States]:
-        """The output and what is carried on; ``runs`` run a stage each."""
+        """The output and what is carried on; ``runs``, one per stage, take what ``StageOp.run`` takes after
+        its consts and compute that stage in whatever way."""
         if self.program is None:
             return runs[0](call.tensors, call.initials, cu_seqlens, want)
         check_const_axes(self.spec, call.sizes, dict(call.consts))
@@ -237,15 +316,39 @@ class CompiledOp:
         if self.program.NUMBERS:
             values = {**call.sizes, **const_numbers(self.spec, call.sizes, dict(call.consts))}
             numbers = tuple(values[n] for n in self.program.NUMBERS)
+        if type(cu_seqlens) is Tensor and cu_seqlens.device.type == "cpu" and not is_compiling():
+            check_offsets_data(self.spec.name, cu_seqlens, call.sizes["T"])
         o, carried = self.program.run(runs, call.tensors, call.initials, numbers, cu_seqlens, want)
         return o, carried or ()
+
+    def _call_sharded(self, call: BoundCall, cu_seqlens: Tensor | None, want: bool) -> Any:
+        """The call on this rank's part of distributed tensors."""
+
+        def run(
+            tensors: list[Tensor], initials: list[Tensor | None], offsets: Tensor | None
+        ) -> tuple[Tensor, States]:
+            given = turn_all(initials, carried_dims(self.spec), self.options.state_layout)
+            out = self(
+                *tensors,
+                initial_state=given[0] if len(given) == 1 else given,
+                output_final_state=want,
+                cu_seqlens=offsets,
+                **dict(call.consts),
+            )
+            if not want:
+                return out, ()
+            lasts = (out[1],) if isinstance(out[1], Tensor) else tuple(out[1])
+            return out[0], turn_all(lasts, carried_dims(self.spec), self.options.state_layout)
+
+        o, states = run_sharded(self.spec, call.tensors, call.initials, cu_seqlens, run)
+        return self._results(o, states, want)
 
     def short_loop(
         self, operand: Rounding, call: BoundCall, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, States]:
         """Output and final states of form (1), token by token, its products with operands so rounded."""
         runs = [partial(s.short_loop, operand, call.consts) for s in self.stage_ops]
-        return self._run(runs, call, cu_seqlens, True)
+        return self.run_stages(runs, call, cu_seqlens, True)
 
     def _step_loop(
         self, call: BoundCall, cu_seqlens: Tensor | None, want: bool, dtype: torch.dtype | None
@@ -258,13 +361,20 @@ class CompiledOp:
             cu_seqlens=cu_seqlens,
             consts=dict(call.consts),
             dtype=dtype,
+            reverse=self.options.reverse,
         )
         return o, (states,) if isinstance(states, Tensor) else tuple(states or ())
 
     def _results(self, o: Tensor, states: States, want: bool) -> Any:
         if not want:
             return o
+        states = turn_all(states, carried_dims(self.spec), self.options.state_layout)
         return o, states[0] if len(states) == 1 else self.state_type(*states)
+
+    @property
+    def passes(self) -> Passes:
+        """What it runs when it first needs it."""
+        return self._passes
 
     @constant
     def backend_for(self, device: str, double: bool) -> str:
@@ -312,13 +422,6 @@ def _stage_options(options: CompileOptions, stages: Stages, stage: Stage) -> Com
     made = {s.name: s.of for s in stages.steps if isinstance(s, Shift)}
     handed = tuple(d.name for d, a in pairs if made.get(a, a) not in declared)
     return replace(options, wide=stage.result != stages.output, handed=handed)
-
-
-def _refuse_tangents(name: str, tensors: Iterable[Tensor | None]) -> None:
-    """Forward-mode derivatives would be lost in silence."""
-    unpack: Callable[[Tensor], Any] = forward_ad.unpack_dual
-    if any(x is not None and unpack(x).tangent is not None for x in tensors):
-        raise RuntimeError(f"{name}: forward-mode derivatives are not supported; use op.reference(...)")
 
 
 def _check_hints(name: str, cu_seqlens: Any, cu_seqlens_cpu: Any, max_seqlen: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linalg_dsl.algebra.expr import Dim, Number
-from linalg_dsl.errors import ArgumentError
+from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.ops.artefacts import Artefacts
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
@@ -15,9 +17,12 @@ from linalg_dsl.planner.stages import Stage, Stages
 from linalg_dsl.planner.step_form import StepForm
 
 if TYPE_CHECKING:
+    from linalg_dsl.codegen.emit.trace import Trace
     from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
     from linalg_dsl.planner.step_verdict import StepExplanation
     from linalg_dsl.planner.verdict import Explanation
+    from linalg_dsl.planner.work import Work
+    from linalg_dsl.report.parts import Call, Part
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class StagePlan:
 
     artefacts: Artefacts
     chunk_size: int | None = None
+    emit: Callable[[str, Trace], str] | None = field(default=None, compare=False, repr=False)
+    """Gives the module of a backend, and fills a trace of it."""
 
     @property
     def canonical(self) -> CanonicalRecurrence:
@@ -91,6 +98,26 @@ class StagePlan:
             schedule=schedule,
         )
 
+    def work(self, K: int, V: int, element_bytes: int = 2) -> Work:
+        """FLOPs and bytes per token and head, in the chunks that run where nothing else is asked for."""
+        from linalg_dsl.codegen.schedule.describe import chosen_chunk
+        from linalg_dsl.planner.work import work_of
+
+        form, chunk = self.artefacts.form, self.chunk_size or 1
+        if self.chunk_size is None and not isinstance(form, StepForm):
+            chunk = chosen_chunk(self.kernels, K=K, V=V, dtype="bfloat16")
+        return work_of(form, self.forward, self.backward, chunk, K, V, element_bytes)
+
+    def part(self, call: Call) -> Part:
+        """What an HTML page shows of this stage."""
+        from linalg_dsl.report.parts import make_part
+
+        if self.emit is None:
+            raise InternalError("a plan without its emitter has no code to show")
+        found = self.explain(call.B, call.T, call.H, call.K, call.V, dtype=call.dtype, target=call.target)
+        plans = (self.forward, self.backward)
+        return make_part(found, self.artefacts.form, plans, call, self.emit, self.chunk_size)
+
     def _explain_step(
         self, form: StepForm, calls: tuple[int | None, ...], sizes: tuple[int | None, int | None]
     ) -> StepExplanation:
@@ -151,9 +178,67 @@ class Plan:
         ]
         return PlanExplanation(self.steps, tuple(parts))
 
+    def launches(self) -> tuple[int, int]:
+        """How many kernels a forward and a backward launch on a GPU."""
+        counts = [
+            (1, 1)
+            if isinstance(plan.artefacts.form, StepForm)
+            else (len(plan.kernels.forward), len(plan.kernels.backward))
+            for plan in self.stages
+        ]
+        return sum(f for f, _ in counts), sum(b for _, b in counts)
+
+    def sized_stages(self, K: int, V: int) -> Iterator[tuple[StagePlan, int, int]]:
+        """The stages, each with its own K and V where those of the whole are given."""
+        for plan, stage in zip(self.stages, self.steps.stages, strict=True):
+            key, value = self._sizes(stage, K, V)
+            yield plan, key or K, value or V
+
     def to_latex(self) -> str:
         """The derivation as LaTeX."""
         return self.explain().to_latex()
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        B: int = 8,
+        T: int = 2048,
+        H: int = 16,
+        K: int = 128,
+        V: int = 128,
+        *,
+        dtype: str = "bfloat16",
+        target: str = "sm_90",
+    ) -> Path:
+        """Writes the derivation, drawings, costs and code as one HTML file; gives its path.
+
+        Costs, bytes and launches are those of a dense call with these sizes. The file holds everything that
+        it shows: no scripts, no network. Raises ``ArgumentError`` for an unknown dtype or target.
+        """
+        from linalg_dsl.report.page import make_page
+        from linalg_dsl.report.parts import Call
+
+        parts = [
+            plan.part(Call(B, T, H, key, value, dtype, target))
+            for plan, key, value in self.sized_stages(K, V)
+        ]
+        verdict = PlanExplanation(self.steps, tuple(p.explanation for p in parts)).verdict
+        target_path = Path(path)
+        target_path.write_text(make_page(self.steps, verdict, parts), encoding="utf-8")
+        return target_path
+
+    def _repr_latex_(self) -> str:
+        return self.to_latex()
+
+    def _repr_html_(self) -> str:
+        from linalg_dsl.report.page import snippet
+
+        out = []
+        for plan in self.stages:
+            found = plan.explain()
+            lines = [(e.left, e.right) for e in found.forward_equations]
+            out.append(snippet(lines, found.verdict))
+        return "".join(out)
 
     def __str__(self) -> str:
         own = [str(plan) for plan in self.stages]
@@ -199,7 +284,7 @@ class PlanExplanation:
     def __str__(self) -> str:
         if self.steps.is_whole:
             return str(self.stages[0])
-        steps = "\n".join(f"  {line}" for step in self.steps.steps for line in step.headline)
+        steps = "\n".join(f"  {line}" for line in self.steps.headline)
         parts = [self.verdict, f"one after the other\n{steps}"]
         for i, (stage, found) in enumerate(zip(self.steps.stages, self.stages, strict=True), 1):
             axes = ", ".join(f"{a} is {b} of {self.steps.spec.name}" for a, b in stage.axes if a != b)
@@ -216,7 +301,7 @@ class PlanExplanation:
         return {
             "name": self.steps.spec.name,
             "verdict": self.verdict,
-            "steps": [] if whole else [x for step in self.steps.steps for x in step.headline],
+            "steps": [] if whole else list(self.steps.headline),
             "stages": [stage.to_dict() for stage in self.stages],
         }
 

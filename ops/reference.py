@@ -49,8 +49,9 @@ def reference(
     cu_seqlens: Tensor | None = None,
     consts: Mapping[str, float] | None = None,
     dtype: torch.dtype | None = None,
+    reverse: bool = False,
 ) -> tuple[Tensor, Any]:
-    """Runs ``spec`` one token after the other.
+    """Runs ``spec`` one token after the other, with ``reverse`` from the last of each sequence to its first.
 
     ``tensors`` holds every declared input, [B, T, H, *dims], and param, [H, *dims]; head counts are
     equal or divide the largest, H. ``initial_state`` is [N, H, *dims] per carried tensor (a tensor for
@@ -58,6 +59,8 @@ def reference(
     shifted inputs were at the token before; None or nothing is the declared start), where N is B, or the
     number of sequences when ``cu_seqlens`` (N + 1 offsets, batch 1) packs several into one row.
     Everything is computed in ``dtype``, by default the promoted type of the tensors and at least float32.
+    With ``reverse`` "before" and "after" are in the order of the run: an initial state comes before a
+    sequence's last token.
 
     Returns the output [B, T, H, *dims] and, if asked for, what is carried after the last token [N, H,
     *dims] (else None; a named tuple for several), both of type ``dtype``. Built from ordinary
@@ -66,11 +69,11 @@ def reference(
     problem = _Problem.bind(spec, tensors, consts or {}, initial_state, dtype)
     states = problem.start(initial_state, cu_seqlens)
     if cu_seqlens is None:
-        o, last = problem.run(0, problem.length, states)
+        o, last = problem.run(range(problem.length), states, reverse)
     else:
         bounds = _offsets(cu_seqlens, problem)
         pieces = [
-            problem.run(begin, end, [s[n : n + 1] for s in states])
+            problem.run(range(begin, end), [s[n : n + 1] for s in states], reverse)
             for n, (begin, end) in enumerate(pairwise(bounds))
         ]
         o = torch.cat([p[0] for p in pieces], dim=1)
@@ -205,14 +208,14 @@ class _Problem:
             carried[i] = _finite_gate(carried[i], decl)
         return carried
 
-    def run(self, begin: int, end: int, carried: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The tokens ``begin`` to ``end`` as one sequence: output, and what is carried after it."""
+    def run(self, tokens: range, carried: list[Tensor], reverse: bool) -> tuple[Tensor, list[Tensor]]:
+        """These tokens as one sequence: output, in their order, and what is carried after it."""
         names = [s.name for s in self.spec.states]
         shifted = [i.name for i in self.spec.shifted]
         past = dict(zip([*names, *shifted], carried, strict=True))
         updates = {e.target: e.value for e in self.spec.updates}
         outputs = []
-        for t in range(begin, end):
+        for t in reversed(tokens) if reverse else tokens:
             now = {name: x[:, t] for name, x in self.timed.items()}
             step = _Step({**self.constants, **now}, past, self.sizes, updates)
             fresh = {name: self._full(step.state(name), past[name]) for name in names}
@@ -220,7 +223,7 @@ class _Problem:
             past = fresh | {name: now[name] for name in shifted}
         dims = [d for _, d in _carried_dims(self.spec)]
         after = [_drop_axes(x, 2 - len(d)) for x, d in zip(past.values(), dims, strict=True)]
-        return self._stack(outputs), after
+        return self._stack(outputs[::-1] if reverse else outputs), after
 
     def size(self, dim: Dim) -> int:
         if isinstance(dim, int):

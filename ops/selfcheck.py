@@ -1,30 +1,38 @@
 """A tiny known-answer run of a Triton module at its first use on a device.
 
 Triton has miscompiled kernels of this kind on some devices: then an error says so, where numbers would
-silently be wrong.
+silently be wrong. What is run are the kernels of the call that asks: of its types, sizes and head counts,
+with the block sizes that its number of sequences and heads leads to. What passed is noted in the cache
+directory, so that other processes need not do it again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from linalg_dsl.codegen.cache import toolchain
+from linalg_dsl.codegen.cache import private_copy, record, recorded, toolchain
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import axis_sizes, const_numbers
 from linalg_dsl.ops.carried import state_labels
 from linalg_dsl.ops.draw import draw, draw_state
 
 ENVIRONMENT_VARIABLE = "LINALG_DSL_SELFCHECK"
+"""``0``: no check; ``always``: whatever other processes noted, once in this one; else once per device."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 4e-2, torch.bfloat16: 4e-2}
 """Relative L2 errors that no rounding explains lie far above these."""
 _LENGTH = 131  # two chunks of 64, and a ragged one
+_ANY = 1 << 20  # the number of sequences and heads that an invariant module asks its table with
 _ORDINARY = 1e8
 _WAYS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x,
@@ -35,8 +43,26 @@ _WAYS: tuple[Callable[[Tensor], Tensor], ...] = (
 _LOCK = threading.Lock()
 
 
+@dataclass(frozen=True)
+class Launch:
+    """What of a call decides which kernels run: ``ratios``, how many heads share one of each tensor;
+
+    ``lanes``, sequences times heads, of which blocks sizes depend; ``every_state``, whether the backward
+    keeps the state before every chunk.
+    """
+
+    ratios: tuple[int, ...]
+    lanes: int
+    every_state: bool = True
+
+    @property
+    def heads(self) -> int:
+        """A small number of heads that each tensor's divides so."""
+        return max(2, math.lcm(*self.ratios))
+
+
 class SelfCheck:
-    """Called before a module runs on data; checks each (device, dtypes, K, V) once.
+    """Called before a module runs on data; checks each (device, dtypes, K, V, launch) once.
 
     ``exact`` gives the torch module of the same recurrence, which is run in float64 on the CPU. (It has
     been tested against the step loop, which would take a minute at K = V = 512.) ``handed`` names inputs
@@ -55,17 +81,65 @@ class SelfCheck:
         self.exact = exact
         self.handed = handed
         self._passed: set[tuple[object, ...]] = set()
+        self._seen: set[tuple[object, ...]] = set()
 
-    def __call__(self, module: ModuleType, tensors: tuple[Tensor, ...]) -> None:
+    def __call__(
+        self, module: ModuleType, tensors: tuple[Tensor, ...], offsets: Tensor | None = None
+    ) -> None:
         device = tensors[0].device
+        if not enabled(device):
+            return
+        count = None if offsets is None else offsets.shape[0]
+        call = (module.__name__, device, count, *((x.dtype, x.shape) for x in tensors))
+        if call in self._seen:  # nothing below need be worked out again
+            return
+        self._check(module, tensors, offsets)
+        if len(self._seen) >= 1024:
+            self._seen.clear()
+        self._seen.add(call)
+
+    def _check(self, module: ModuleType, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> None:
+        device = tensors[0].device
+        launch = self._launch(module, tensors, offsets)
         sizes = axis_sizes(self.spec, tensors)
-        key = (module.__name__, device, tuple(x.dtype for x in tensors), *sizes.items())
-        if key in self._passed or not enabled(device):
+        key = (module.__name__, device, tuple(x.dtype for x in tensors), *sizes.items(), launch)
+        if key in self._passed:
             return
         with _LOCK:
-            if key not in self._passed:
-                known_answer(self.spec, module, self.exact(), tensors, self.consts, self.handed)
-                self._passed.add(key)
+            if key in self._passed:
+                return
+            name = pass_name(module, key)
+            if os.environ.get(ENVIRONMENT_VARIABLE) == "always" or name is None or not recorded(name):
+                known_answer(self.spec, module, self.exact(), tensors, self.consts, self.handed, launch)
+                if name is not None:
+                    record(name, pass_note(key))
+            self._passed.add(key)
+
+    def _launch(self, module: ModuleType, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> Launch:
+        counts = [x.shape[2 if d.timed else 0] for x, d in zip(tensors, self.spec.inputs, strict=True)]
+        heads = max(counts)
+        batch, length = next(x for x, d in zip(tensors, self.spec.inputs, strict=True) if d.timed).shape[:2]
+        sequences = batch if offsets is None else offsets.shape[0] - 1
+        every = True
+        if hasattr(module, "keep_every_state"):
+            sizes = axis_sizes(self.spec, tensors)
+            chunk = module.Call(tensors, offsets).chunk
+            chunks = batch * -(-length // chunk) if offsets is None else length // chunk + sequences
+            every = module.keep_every_state(chunks, heads, sizes.get("K", 1), sizes.get("V", 1))
+        return Launch(
+            tuple(heads // n for n in counts),
+            lanes_class(sequences * heads, units_of(module, tensors)),
+            every,
+        )
+
+
+def lanes_class(lanes: int, units: int) -> int:
+    """The smallest number of lanes for which the tables of blocks decide as for ``lanes``.
+
+    They compare lanes times a power of two with ``units`` multiprocessors and with three quarters of them.
+    """
+    bounds = {math.ceil(0.75 * units / 2**j) for j in range(7)} | {units // 2**j + 1 for j in range(7)}
+    return max((b for b in bounds if 0 < b <= lanes), default=1)
 
 
 def enabled(device: torch.device) -> bool:
@@ -86,6 +160,7 @@ def known_answer(
     like: tuple[Tensor, ...],
     consts: dict[str, float],
     handed: tuple[str, ...] = (),
+    launch: Launch | None = None,
 ) -> None:
     """Runs forward and backward of ``module`` on small inputs of these types and sizes of K and V.
 
@@ -94,11 +169,16 @@ def known_answer(
     recurrence, the worst tensor, device and versions if an error against ``exact`` in float64 is beyond
     what rounding explains.
     """
+    launch = launch or Launch((1,) * len(like), 2)
     sizes = axis_sizes(spec, like)
     device = like[0].device
     key, value = sizes.get("K", 1), sizes.get("V", 1)  # a stage may lack an axis
-    drawn = draw(spec, 1, _LENGTH, 2, key, value, seed=11, consts=consts)
-    states = draw_state(spec, 1, 2, key, value, dtype=torch.float32, seed=11)
+    module = pinned(module, launch)
+    # where states are kept at every 8th boundary only, there have to be that many chunks
+    length = _LENGTH if launch.every_state else max(_LENGTH, 9 * module.Call(like, None).chunk + 3)
+    few = {d.name: launch.heads // n for d, n in zip(spec.inputs, launch.ratios, strict=True)}
+    drawn = draw(spec, 1, length, launch.heads, key, value, seed=11, consts=consts, heads=few)
+    states = draw_state(spec, 1, launch.heads, key, value, dtype=torch.float32, seed=11)
     values = const_numbers(spec, sizes, consts)
     with torch.no_grad():
         wide = torch.float64
@@ -124,6 +204,55 @@ def known_answer(
             f"{error:.2e} (relative), allowed {limit:.0e}. The kernels give wrong numbers here; use "
             f"backend='torch', or {ENVIRONMENT_VARIABLE}=0 to go on regardless"
         )
+
+
+def pinned(module: ModuleType, launch: Launch) -> ModuleType:
+    """A copy of a Triton module whose tables choose as they do for a call with this launch."""
+    if not hasattr(module, "device_limits"):
+        return module
+    copy = private_copy(module)
+    for name in ("choose_walk", "choose_step", "choose_decode"):
+        table: Callable[..., Any] | None = getattr(copy, name, None)
+        if table is not None:
+            setattr(copy, name, _for_lanes(table, launch.lanes))
+    if hasattr(copy, "keep_every_state"):
+        copy.keep_every_state = lambda *sizes: launch.every_state  # type: ignore[attr-defined]
+    return copy
+
+
+def _for_lanes(table: Callable[..., Any], lanes: int) -> Callable[..., Any]:
+    """The table, whose last arguments are lanes and units, for these lanes; an invariant one's as it is."""
+
+    def choose(*args: Any) -> Any:
+        *rest, own, units = args
+        return table(*rest, own if own == _ANY else lanes, units)
+
+    return choose
+
+
+def units_of(module: ModuleType, tensors: tuple[Tensor, ...]) -> int:
+    limits = getattr(module, "device_limits", None)
+    return 1 if limits is None else int(limits(tensors[0].device)[0])
+
+
+def pass_name(module: ModuleType, key: tuple[object, ...]) -> str | None:
+    """What a pass is noted under; None of a module that has no file, which names text and versions."""
+    path = getattr(module, "__file__", None)
+    if path is None:
+        return None
+    digest = hashlib.sha256("\0".join([Path(path).stem, pass_note(key)]).encode()).hexdigest()[:16]
+    return f"{Path(path).stem}_{digest}"
+
+
+def pass_note(key: tuple[object, ...]) -> str:
+    _, device, dtypes, *rest = key
+    assert isinstance(device, torch.device)
+    runtime = torch.version.cuda or torch.version.hip or "none"
+    assembler = os.environ.get("TRITON_PTXAS_PATH", "Triton's")
+    return (
+        f"passed on {device_name(device)}, runtime {runtime}, assembler {assembler}\n{toolchain()}\n"
+        f"{dtypes}\n{rest}\n"
+    )
 
 
 def _results(

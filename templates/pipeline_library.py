@@ -3,6 +3,11 @@
 import torch
 
 
+def turned(x, cu_seqlens):
+    """States of the sequences of a packed batch from the last to the first; of a dense batch as they are."""
+    return x if x is None or cu_seqlens is None else x.flip(0)
+
+
 def spread(x, heads, axis):
     """Every head of a tensor as often as it is shared."""
     have = x.shape[axis]

@@ -19,61 +19,91 @@ def run_chunks(forward_chunk, layout, call, dry):
     state is [N, H, ...] or None; cu_seqlens [N + 1] packs N sequences into a batch of one. Residuals: the
     states before every chunk.
     """
-    tensors, (initial_state,), consts, cu_seqlens, output_final_state, save = call
+    tensors, initial_states, consts, cu_seqlens, output_final_state, save = call
     work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout)
     count, lanes = lanes_of(cu_seqlens, batch)
-    o, turned = output_of(tensors, layout), layout["states"][0] == ("V", "K")
-    state = o.new_zeros((count, heads, *size(layout["states"][0])), dtype=work)
+    o, axes, turned = output_of(tensors, layout), layout["states"], layout["states"][0] == ("V", "K")
+    states = tuple(o.new_zeros((count, heads, *size(dims)), dtype=work) for dims in axes)
     shape = (marks_of(cu_seqlens, length, count, layout), lanes, heads, *size(("K", "V")))
-    starts = o.new_zeros(shape, dtype=work) if save else None
+    starts = [o.new_zeros(shape, dtype=work) for _ in axes if save]
     if not dry:
-        if initial_state is not None:
-            state.copy_(initial_state)
-        index = 0
+        for state, first in zip(states, initial_states):
+            if first is not None:
+                state.copy_(first)
+        index, bad = 0, not_finite(tensors, layout["timed"], layout["resets"])
         for rows, first, last in sequences(cu_seqlens, batch, length):
-            S = state[rows].mT if turned else state[rows]
+            carried = [state[rows].mT if turned else state[rows] for state in states]
             for begin, end in chunks_of(first, last, layout):
-                if save:
-                    starts[index] = S
-                    index += 1
-                out, S = forward_chunk(S, *operands(tensors, layout, (begin, end), heads, work), *consts)
-                o[:, begin:end] = out.transpose(1, 2)
-            state[rows] = S.mT if turned else S
-    return o, (state,) if output_final_state else None, [starts] if save else []
+                for start, S in zip(starts, carried):
+                    start[index] = S
+                index += 1
+                for span in pieces(begin, end, bad):
+                    args = operands(tensors, layout, span, heads, work)
+                    out, carried = forward_chunk(*carried, *args, *consts)
+                    o[:, slice(*span)] = out.transpose(1, 2)
+            for state, S in zip(states, carried):
+                state[rows] = S.mT if turned else S
+    return o, states if output_final_state else None, starts
 
 
-def reverse_chunks(backward_chunk, layout, call, d_o, d_finals, dry):
+def reverse_chunks(forward_chunk, backward_chunk, layout, call, d_o, d_finals, dry):
     """(gradients in the order of tensors, one gradient or None per initial state), from the last chunk.
 
     ``call``: tensors, initial states, consts, cu_seqlens and residuals, as ``run_chunks`` has them.
     """
-    tensors, (initial_state,), consts, cu_seqlens, residuals = call
-    (d_state,) = d_finals or (None,)
+    tensors, initial_states, consts, cu_seqlens, residuals = call
     work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout)
     count, _ = lanes_of(cu_seqlens, batch)
-    grads, totals, turned = *gradients_of(tensors, layout), layout["states"][0] == ("V", "K")
-    d_states = d_o.new_zeros((count, heads, *size(layout["states"][0])), dtype=work)
+    (grads, totals), turned = gradients_of(tensors, layout), layout["states"][0] == ("V", "K")
+    d_states = [d_o.new_zeros((count, heads, *size(dims)), dtype=work) for dims in layout["states"]]
     if not dry:
-        (starts,) = residuals
-        if d_state is not None:
-            d_states.copy_(d_state)
+        for d, given in zip(d_states, d_finals or ()):
+            if given is not None:
+                d.copy_(given)
         spans = [(rows, chunks_of(*span, layout)) for rows, *span in sequences(cu_seqlens, batch, length)]
         index = sum(len(chunks) for _, chunks in spans)
+        bad = not_finite((*tensors, d_o), (*layout["timed"], True), (*layout["resets"], False))
         for rows, chunks in reversed(spans):
-            dS = d_states[rows].mT if turned else d_states[rows]
+            carried = [d[rows].mT if turned else d[rows] for d in d_states]
             for begin, end in reversed(chunks):
                 index -= 1
-                d_out = d_o[:, begin:end].to(work).transpose(1, 2)
-                args = operands(tensors, layout, (begin, end), heads, work)
-                dS, parts = backward_chunk(starts[index], dS, d_out, *args, *consts)
-                for i, part in enumerate(parts):
-                    if part is not None and totals[i] is None:
-                        grads[i][:, begin:end] = shared(part, grads[i].shape[2]).transpose(1, 2)
-                    elif part is not None:
-                        totals[i] = totals[i] + part.sum(0)
-            d_states[rows] = dS.mT if turned else dS
+                each = pieces(begin, end, bad)
+                past = [[start[index] for start in residuals]]
+                for span in each[:-1]:
+                    args = operands(tensors, layout, span, heads, work)
+                    past.append(forward_chunk(*past[-1], *args, *consts)[1])
+                for span in reversed(each):
+                    d_out = d_o[:, slice(*span)].to(work).transpose(1, 2)
+                    args = operands(tensors, layout, span, heads, work)
+                    carried, parts = backward_chunk(*past.pop(), *carried, d_out, *args, *consts)
+                    for i, part in enumerate(parts):
+                        if part is not None and totals[i] is None:
+                            grads[i][:, slice(*span)] = shared(part, grads[i].shape[2]).transpose(1, 2)
+                        elif part is not None:
+                            totals[i] = totals[i] + part.sum(0)
+            for d, dS in zip(d_states, carried):
+                d[rows] = dS.mT if turned else dS
         add_totals(grads, totals)
-    return grads, (None if initial_state is None else d_states.to(initial_state.dtype),)
+    return grads, tuple(None if x is None else d.to(x.dtype) for x, d in zip(initial_states, d_states))
+
+
+def not_finite(tensors, timed, resets):
+    """Tokens where something is NaN or infinite, save the -inf of a gate in log space, which is a reset."""
+    if tensors[timed.index(True)].device.type != "cpu":  # it would wait for the device
+        return ()
+    bad = None
+    for x, has_tokens, reset in zip(tensors, timed, resets):
+        if has_tokens:
+            odd = (x.isnan() | (x == float("inf")) if reset else ~x.isfinite()).flatten(2).any(2).any(0)
+            bad = odd if bad is None else bad | odd
+    return bad.nonzero()[:, 0].tolist()
+
+
+def pieces(begin, end, bad):
+    """A chunk, or its tokens one by one: in a product of matrices 0 x NaN would reach earlier tokens."""
+    if bad and any(begin <= t < end for t in bad):
+        return [(t, t + 1) for t in range(begin, end)]
+    return [(begin, end)]
 
 
 def run_tokens(forward_token, layout, call, dry):

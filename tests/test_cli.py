@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from linalg_dsl import cli
 from linalg_dsl.cli_output import format_table, show
@@ -260,6 +261,8 @@ def test_a_kernel_that_does_not_compile_or_fit_has_status_1(
     from linalg_dsl.codegen import targets
 
     def refuse(text: str, target: str, **options: Any) -> Any:
+        if "def step(" in text:
+            return
         yield targets.KernelReport("mine_fwd_prep", target, 64, 0, 1024, 2048, 4, 1, "C 64", 0.1)
         if target == "sm_80":
             raise RuntimeError("PassManager::run failed")
@@ -311,6 +314,7 @@ def test_a_recurrence_of_several_stages_goes_through_every_command(run: Cli, tmp
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert names == [
         "gsa_G_torch.py", "gsa_G_triton.py", "gsa_H_torch.py", "gsa_H_triton.py", "gsa_stages.py",
+        "gsa_step_torch.py", "gsa_step_triton.py",
     ]  # fmt: skip
 
 
@@ -342,6 +346,22 @@ def test_doctor_runs_the_torch_backend(run: Cli) -> None:
     findings = {row["what"]: row for row in shown.data}
     assert findings["torch backend"]["status"] == "good"
     assert "worst error" in findings["torch backend"]["found"]
+    assert "at its first use on a device" in findings["self-check"]["found"]
+
+
+def test_doctor_says_what_is_known_to_go_wrong(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from linalg_dsl import cli_doctor
+
+    monkeypatch.setenv("LINALG_DSL_SELFCHECK", "0")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(cli_doctor, "_version", lambda package: "3.7.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    (known,) = {f.found for f in cli_doctor._known_faults() if "640" in f.found}
+    assert known.startswith("triton 3.7.0 on sm_9x gives wrong gradients")
+    assert cli_doctor._self_check().found == "switched off by LINALG_DSL_SELFCHECK=0"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
+    assert [f.status for f in cli_doctor._known_faults()] == ["good"]
 
 
 def test_the_demo_goes_from_the_line_to_checked_code(tmp_path: Path) -> None:

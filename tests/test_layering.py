@@ -25,6 +25,7 @@ LAYERS = (
     ("linalg_dsl.language",),
     ("linalg_dsl.planner",),
     ("linalg_dsl.templates", "linalg_dsl.codegen"),
+    ("linalg_dsl.report",),
     ("linalg_dsl.ops",),
     ("linalg_dsl",),
 )
@@ -34,7 +35,7 @@ PLACES = {
     "lark": ["linalg_dsl.language.parser"],
     "sympy": ["linalg_dsl.algebra.to_sympy"],
     "jinja2": ["linalg_dsl.codegen.emit.render"],
-    "networkx": ["linalg_dsl.planner.graph", "linalg_dsl.codegen.schedule.*"],
+    "networkx": ["linalg_dsl.planner.graph", "linalg_dsl.codegen.schedule.*", "linalg_dsl.report.*"],
     "triton": ["linalg_dsl.codegen.targets", "linalg_dsl.templates.*", "linalg_dsl.ops.*"],
     "torch": [
         "linalg_dsl.templates.*_library",
@@ -43,8 +44,14 @@ PLACES = {
         "linalg_dsl.planner.evaluate*",
         "linalg_dsl.planner.prove",
         "linalg_dsl.ops.*",
+        "linalg_dsl.nn.*",
+        "linalg_dsl.study.*",
+        "linalg_dsl.testing.*",
         "linalg_dsl.cli*",
     ],
+    "hypothesis": ["linalg_dsl.testing.strategies*", "linalg_dsl.testing.fuzz"],
+    "fla": ["linalg_dsl.ops.peers"],
+    "matplotlib": ["linalg_dsl.plots"],
     "typer": ["linalg_dsl.cli*"],
     "rich": ["linalg_dsl.cli*"],
 }

@@ -57,6 +57,7 @@ class Pipeline:
     initials: str
     numbers: str
     head_counts: str
+    before: tuple[str, ...]
     lines: tuple[str, ...]
     output: str
     finals: str
@@ -98,7 +99,14 @@ class _Emitter:
         if not isinstance(self.stages.steps[-1], Stage) or self.stages.steps[-1].result != self.stages.output:
             like = list(self.values.values())[output_like(spec)]
             output = f"{output}.to({like}.dtype)"
-        text = "\n".join([*lines, *(line for f in self.token_functions for line in f.lines)])
+        finals = [self.finals[n] for n in spec.carried]
+        before: tuple[str, ...] = ()
+        if self.stages.reverse:
+            before = self._turned_around()
+            output = f"{output}.flip(1)"
+            finals = [f"turned({x}, cu_seqlens)" for x in finals]
+        functions = (line for f in self.token_functions for line in f.lines)
+        text = "\n".join([*before, *lines, *finals, *functions])
         heads = [f"{self.values[i.name]}.shape[{2 if i.timed else 0}]" for i in spec.inputs]
         count = len(self.stages.stages)
         return render(
@@ -117,11 +125,21 @@ class _Emitter:
                 initials=", ".join(self.initials.values()),
                 numbers=", ".join(self.numbers.values()),
                 head_counts=", ".join(["1", *heads]),
+                before=before,
                 lines=tuple(piece for line in lines for piece in _wrapped(line)),
                 output=output,
-                finals=", ".join(self.finals[n] for n in spec.carried),
+                finals=", ".join(finals),
                 helpers=self._helpers(text),
             ),
+        )
+
+    def _turned_around(self) -> tuple[str, ...]:
+        """The tokens of every sequence from the last to the first: those of all, and the sequences too."""
+        timed = [self.values[i.name] for i in self.spec.inputs if i.timed]
+        return (
+            *(f"{x} = {x}.flip(1)" for x in timed),
+            *(f"{x} = turned({x}, cu_seqlens)" for x in self.initials.values()),
+            f"cu_seqlens = None if cu_seqlens is None else {timed[0]}.shape[1] - cu_seqlens.flip(0)",
         )
 
     # -- steps --------------------------------------------------------------------------------------
@@ -149,7 +167,8 @@ class _Emitter:
         some = next(iter(self.values.values()))
         given = [f"one({some})" if a == ONES else self.values[a] for a in step.arguments]
         first = next(i for i, a in enumerate(step.arguments) if a in self.timed)
-        given[first] = f"spread({given[first]}, heads, 2)"
+        if not {i.name for i in self.spec.inputs} <= {*step.arguments}:  # else the largest count is there
+            given[first] = f"spread({given[first]}, heads, 2)"
         column = step.column
         before: list[str] = []
         after: list[str] = []
@@ -236,7 +255,7 @@ class _Emitter:
 
     # -- text ---------------------------------------------------------------------------------------
     def _listing(self) -> tuple[str, ...]:
-        return tuple(ascii_text(line) for step in self.stages.steps for line in step.headline)
+        return tuple(ascii_text(line) for line in self.stages.headline)
 
     def _helpers(self, text: str) -> tuple[str, ...]:
         """The library's functions that the text calls, and those that these call."""

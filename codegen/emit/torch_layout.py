@@ -57,7 +57,6 @@ class TorchModule:
     backward_lines: tuple[str, ...]
     backward_result: str
     backward_doc: str
-    reversed: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +73,7 @@ class TorchText:
     note: str
     chunk: int
     consts: tuple[str, ...]
+    states: tuple[str, ...]
     numbers: dict[str, float]
     wide: bool
     inputs: tuple[str, ...]
@@ -84,7 +84,6 @@ class TorchText:
 
     def text(self) -> str:
         spec, forward, backward = self.spec, self.forward, self.backward
-        functions = [f"{name}_{self.unit}" for name in ("forward", "backward")]
         return render(
             "torch_module.py.jinja",
             TorchModule(
@@ -97,7 +96,7 @@ class TorchText:
                 name_literal=literal([spec.name])[1:-2],
                 input_names=literal(i.name for i in spec.inputs),
                 const_names=literal(self.consts),
-                states=literal(s.name for s in spec.states),
+                states=literal(self.states),
                 layout=tuple(self._layout()),
                 unit=self.unit,
                 inputs=self.inputs,
@@ -109,7 +108,6 @@ class TorchText:
                 backward_lines=backward.lines,
                 backward_result=backward.result,
                 backward_doc=backward.doc,
-                reversed=", ".join(functions if self.unit == "token" else functions[1:]),
             ),
         )
 
@@ -130,9 +128,12 @@ class TorchText:
             "wide": repr(self.wide),
             "chunk": str(self.chunk),
             "gradients": tuple_text(map(repr, self.gradients)),
+            "resets": tuple_text(repr(i.kind == "log_gate") for i in spec.inputs),
         }
         if self.unit == "chunk":
             del found["starts"]  # a state is handed in where it does not start at 0
+        else:
+            del found["resets"]  # no product of matrices mixes tokens
         return list(found.items())
 
 

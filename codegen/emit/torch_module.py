@@ -9,6 +9,7 @@ from linalg_dsl.codegen.emit.signature import row_count, run_time_consts, tuple_
 from linalg_dsl.codegen.emit.torch_layout import PrintedFunction, TorchText
 from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter
 from linalg_dsl.codegen.emit.torch_text import Text
+from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
@@ -24,32 +25,35 @@ def emit_torch(
     backward: ChunkPlan,
     chunk_size: int | None = None,
     wide: bool = False,
+    trace: Trace | None = None,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
-    ``wide``: the output has the type of the state, not that of an input. The text depends on nothing but
-    the arguments and this package's version.
+    ``wide``: the output has the type of the state, not that of an input. ``trace`` takes up
+    what the names in the functions stand for. The text depends on nothing but the arguments and this
+    package's version.
     """
     spec = canonical.spec
-    ((state, _, _, after),) = forward.carries
+    states = [name for name, _, _, _ in forward.carries]
     ((output, o_node),) = forward.outputs
     consts = run_time_consts(spec, forward, backward)
-    fwd = _Function(spec, forward, consts, (("carry", state),), ("S",))
-    o, s_next = fwd.printer.run([o_node, after])
-    bwd = _Function(
-        spec,
-        backward,
-        consts,
-        (("carry", state), ("carry_reverse", state), ("cotangent", output)),
-        ("S", "dS", f"d_{output}"),
-    )
-    ((_, _, _, before),) = [c for c in backward.carries if c[1] == "reverse"]
+    carried = {("carry", n): "S" if len(states) == 1 else f"S_{n}" for n in states}
+    fwd = _Function(spec, forward, consts, carried)
+    o, *after = fwd.printer.run([o_node, *(after for _, _, _, after in forward.carries)])
+    handed_back = {("carry_reverse", n): f"d{name}" for (_, n), name in carried.items()}
+    bwd = _Function(spec, backward, consts, {**carried, **handed_back, ("cotangent", output): f"d_{output}"})
+    before = {name: node for name, direction, _, node in backward.carries if direction == "reverse"}
     gradients = dict(backward.outputs)
-    texts = bwd.printer.run([before, *gradients.values()])
-    d_state, parts = texts[0], dict(zip(gradients, texts[1:], strict=True))
-    first = "torch.zeros_like(dS)" if d_state.scalar else d_state.code
+    texts = bwd.printer.run([*(before[n] for n in states), *gradients.values()])
+    parts = dict(zip(gradients, texts[len(states) :], strict=True))
+    d_states = [
+        f"torch.zeros_like({name})" if text.scalar else text.code
+        for name, text in zip(bwd.args[len(states) :], texts[: len(states)], strict=False)
+    ]
     numbers = dict(canonical.consts)
     grads = [bwd.gradient(decl, parts, numbers) for decl in spec.inputs]
+    if trace is not None:
+        trace |= {"forward_chunk": fwd.printer.values(), "backward_chunk": bwd.printer.values()}
     token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
     return TorchText(
         spec,
@@ -59,6 +63,7 @@ def emit_torch(
         "[B, H, K, V].",
         chunk=chunk_size or default_chunk(canonical),
         consts=consts,
+        states=tuple(states),
         numbers=numbers,
         wide=wide,
         inputs=tuple(fwd.inputs),
@@ -67,14 +72,15 @@ def emit_torch(
         forward=PrintedFunction(
             tuple(fwd.args),
             fwd.body(token),
-            f"{o.code}, {s_next.code}",
-            "The output rows of one chunk and the state after it.",
+            f"{o.code}, {tuple_text(x.code for x in after)}",
+            f"The output rows of one chunk and the {'state' if len(states) == 1 else 'states'} after it.",
         ),
         backward=PrintedFunction(
             tuple(bwd.args),
             bwd.body(token),
-            f"{first}, {tuple_text(grads)}",
-            f"The gradient of the state before one chunk, and those of its {', '.join(fwd.inputs)}.",
+            f"{tuple_text(d_states)}, {tuple_text(grads)}",
+            f"The gradient of the {'state' if len(states) == 1 else 'states'} before one chunk, and those of "
+            f"its {', '.join(fwd.inputs)}.",
         ),
     ).text()
 
@@ -87,12 +93,11 @@ class _Function:
         spec: RecurrenceSpec,
         plan: ChunkPlan,
         consts: tuple[str, ...],
-        leading: tuple[tuple[str, str], ...],
-        wanted: tuple[str, ...],
+        leading: Mapping[tuple[str, str], str],
     ) -> None:
         self.names = names = Names(reserved=("C", "K", "V"))
-        leaves = {key: names.unique(name) for key, name in zip(leading, wanted, strict=True)}
-        first = [leaves[key] for key in leading]
+        leaves = {key: names.unique(name) for key, name in leading.items()}
+        self.first, *_ = first = list(leaves.values())
         self.inputs = []
         for decl in spec.inputs:
             leaves["input" if decl.timed else "param", decl.name] = name = names.unique(decl.name)
@@ -102,7 +107,7 @@ class _Function:
             leaves["const", const] = name = names.unique(const)
             last.append(name)
         self.args = [*first, *self.inputs, *last]
-        self.printer = ChunkPrinter(plan, leaves, names, like="S")
+        self.printer = ChunkPrinter(plan, leaves, names, like=self.first)
 
     def gradient(self, decl: Input, parts: Mapping[str, Text], numbers: Mapping[str, float]) -> str:
         """One gradient of the input's shape: rows stacked, zero where unused; "None" where there is none."""
@@ -124,7 +129,7 @@ class _Function:
         used = self.printer.sizes
         lines = [f"C = {self.inputs[token]}.shape[2]"] if "C" in used else []
         if used & {"K", "V"}:
-            lines.append("K, V = S.shape[-2:]")
+            lines.append(f"K, V = {self.first}.shape[-2:]")
         return (*lines, *self.printer.lines)
 
 

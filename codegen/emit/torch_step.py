@@ -10,6 +10,7 @@ from linalg_dsl.codegen.emit.signature import axis_source, output_dims, row_coun
 from linalg_dsl.codegen.emit.torch_layout import PrintedFunction, TorchText
 from linalg_dsl.codegen.emit.torch_step_printer import TokenPrinter
 from linalg_dsl.codegen.emit.torch_text import Text
+from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.step_form import StepForm
@@ -25,27 +26,31 @@ def emit_torch_step(
     backward: ChunkPlan,
     chunk_size: int | None = None,
     wide: bool = False,
+    trace: Trace | None = None,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
-    ``wide``: the output has the type of the states, not that of an input. The text depends on nothing but
-    the arguments and this package's version.
+    ``wide``: the output has the type of the states, not that of an input. ``trace`` takes up
+    what the names in the functions stand for. The text depends on nothing but the arguments and this
+    package's version.
     """
     spec = form.spec
     ((_, o_node),) = forward.outputs
     consts = run_time_consts(spec, forward, backward)
     numbers = dict(form.consts)
-    fwd = _Function(spec, forward, consts, numbers, backward=False)
+    fwd = StepFunction(spec, forward, consts, numbers, backward=False)
     o, *after = fwd.run([o_node, *(c[3] for c in forward.carries)])
     states = [s.name for s in spec.states]
     next_states = [fwd.turned_state(s, x) for s, x in zip(states, after, strict=True)]
-    bwd = _Function(spec, backward, consts, numbers, backward=True)
+    bwd = StepFunction(spec, backward, consts, numbers, backward=True)
     reverse = {c[0]: c[3] for c in backward.carries if c[1] == "reverse"}
     gradients = dict(backward.outputs)
     texts = bwd.run([*(reverse[s] for s in states), *gradients.values()])
     d_states = [bwd.turned_state(s, x) for s, x in zip(states, texts, strict=False)]
     parts = dict(zip(gradients, texts[len(states) :], strict=True))
     grads = [bwd.gradient(decl, parts) for decl in spec.inputs]
+    if trace is not None:
+        trace |= {"forward_token": fwd.printer.values(), "backward_token": bwd.printer.values()}
     dims = output_dims(spec)
     return TorchText(
         spec,
@@ -55,6 +60,7 @@ def emit_torch_step(
         "first).",
         chunk=chunk_size or CHUNK,
         consts=consts,
+        states=tuple(states),
         numbers=numbers,
         wide=wide,
         inputs=tuple(fwd.inputs),
@@ -63,7 +69,7 @@ def emit_torch_step(
         forward=PrintedFunction(
             tuple(fwd.args),
             fwd.body(),
-            ", ".join([_turned(o.code, dims), *next_states]),
+            ", ".join([turned_text(o.code, dims), *next_states]),
             "The output of one token, and the states after it.",
         ),
         backward=PrintedFunction(
@@ -75,7 +81,7 @@ def emit_torch_step(
     ).text()
 
 
-class _Function:
+class StepFunction:
     """Argument names and the printer of one token's function."""
 
     def __init__(
@@ -129,7 +135,7 @@ class _Function:
         """The text of a state or its gradient as it lies in memory."""
         dims = next(s.dims for s in self.spec.states if s.name == state)
         like = self.leaves["carry", state]
-        return _turned(f"torch.full_like({like}, {value.code})" if value.scalar else value.code, dims)
+        return turned_text(f"torch.full_like({like}, {value.code})" if value.scalar else value.code, dims)
 
     def gradient(self, decl: Input, parts: Mapping[str, Text]) -> str:
         """One gradient of the input's shape: rows stacked, zero where unused; "None" where there is none."""
@@ -163,7 +169,7 @@ def turned(dims: Sequence[Dim]) -> bool:
     return len(dims) == 2 and dims[0] != dims[1] and tuple(map(str, dims)) != state_axes(dims)
 
 
-def _turned(code: str, dims: Sequence[Dim]) -> str:
+def turned_text(code: str, dims: Sequence[Dim]) -> str:
     return f"{code}.mT" if turned(dims) and code.isidentifier() else code
 
 

@@ -22,6 +22,7 @@ from linalg_dsl.codegen.emit.signature import (
     sized,
     tuple_text,
 )
+from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.emit.triton_module import library_functions
 from linalg_dsl.codegen.emit.triton_step_kernel import StepText, backward_kernel, forward_kernel
 from linalg_dsl.codegen.emit.triton_step_memory import StepNames
@@ -98,25 +99,34 @@ def emit_triton_step(
     invariant: bool = False,
     wide: bool = False,
     handed: tuple[str, ...] = (),
+    trace: Trace | None = None,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
     ``chunk_size``: tokens between two saved states. ``invariant``: nothing about a call but K, V, dtype and
     device decides how it is computed. ``wide``: the output is float32. ``handed``: inputs whose types do
-    not decide that of the output. The text depends on nothing but the arguments and this package's version.
+    not decide that of the output. ``trace`` takes up what the names in the kernels stand for. The text
+    depends on nothing but the arguments and this package's version.
     """
     default = VECTOR_CHUNK if all(len(s.dims) < 2 for s in form.spec.states) else CHUNK
     like = output_like(form.spec, handed)
     kind = "torch.float32" if wide else f"tensors[{like}].dtype"
-    return _Emitter(form, schedule(forward, backward), chunk_size or default, invariant, kind).run()
+    emitter = StepEmitter(form, schedule(forward, backward), chunk_size or default, invariant, kind)
+    text = emitter.run()
+    if trace is not None:
+        trace |= emitter.values
+    return text
 
 
-class _Emitter:
+class StepEmitter:
+    """What the modules of step kernels have in common: names, sizes, launches."""
+
     def __init__(
         self, form: StepForm, plan: StepSchedule, chunk: int, invariant: bool, output_type: str
     ) -> None:
         self.spec: RecurrenceSpec = form.spec
         self.plan = plan
+        self.values: Trace = {}
         self.chunk = chunk
         self.invariant = invariant
         self.output_type = output_type
@@ -149,6 +159,7 @@ class _Emitter:
         spec, plan = self.spec, self.plan
         first = forward_kernel(spec, plan, self.launcher)
         second = backward_kernel(spec, plan, self.launcher)
+        self.values = {text.name: text.values for text in (first, second)}
         saves = needs_states(plan.backward)
         whole = tuple(plan.split is not None and plan.split not in s.dims for s in spec.states)
         out = output_dims(spec)
@@ -168,15 +179,15 @@ class _Emitter:
                 inputs_ascii=literal(self.inputs.values()),
                 const_names=literal(self.consts),
                 timed=repr(tuple(i.timed for i in spec.inputs)),
-                dims=repr(tuple(self._dims(i.dims) for i in spec.inputs)),
+                dims=repr(tuple(self.dims(i.dims) for i in spec.inputs)),
                 states=literal(s.name for s in spec.states),
-                state_dims=repr(tuple(self._dims(s.dims) for s in spec.states)),
+                state_dims=repr(tuple(self.dims(s.dims) for s in spec.states)),
                 state_count=len(spec.states),
                 state_layouts=tuple(
                     f"{ascii_text(s.name)} [{', '.join(['N', 'H', *map(str, s.dims)])}]" for s in spec.states
                 ),
                 whole_states=repr(whole),
-                output_dims=repr(self._dims(out)),
+                output_dims=repr(self.dims(out)),
                 library=library_functions(first.library | second.library),
                 kernels=(first.text.rstrip(), second.text.rstrip()),
                 inputs=", ".join(self.inputs.values()),
@@ -196,15 +207,15 @@ class _Emitter:
                 partial_rows=self._has_unused_rows(),
                 first_timed=next(i for i, decl in enumerate(spec.inputs) if decl.timed),
                 head_counts=head_counts(spec),
-                key=self._size("K"),
-                value=self._size("V"),
+                key=self.size("K"),
+                value=self.size("V"),
                 chunk_size=self.chunk,
-                own_dims=repr(tuple(self._dims([d for d in dims if d != plan.split]) for dims in held)),
+                own_dims=repr(tuple(self.dims([d for d in dims if d != plan.split]) for dims in held)),
                 cut=cut,
-                square=self._square(),
+                square=self.square(),
                 blocks=f"({cut} + self.block - 1) // self.block" if plan.split else "1",
                 split=repr(plan.split),
-                least=16 if self._factors() else 1,
+                least=16 if self.factors() else 1,
                 invariant=self.invariant,
                 table=tuple(functions_of(Path(step_table.__file__).read_text(encoding="utf-8")).values()),
             ),
@@ -214,17 +225,17 @@ class _Emitter:
     def _number(self, dim: Dim) -> int:
         return dim if isinstance(dim, int) else int(self.numbers[dim])
 
-    def _dims(self, dims: Sequence[Dim]) -> tuple[str | int, ...]:
+    def dims(self, dims: Sequence[Dim]) -> tuple[str | int, ...]:
         return sized(dims, self.numbers)
 
-    def _size(self, axis: str) -> str:
+    def size(self, axis: str) -> str:
         try:
             i, at = axis_source(self.spec, axis)
         except ArgumentError:
             return "1"  # no tensor has this axis
         return f"tensors[{i}].shape[{at}]"
 
-    def _factors(self) -> list[Axes]:
+    def factors(self) -> list[Axes]:
         """The axes of the matrices that are multiplied by matrices."""
         return [
             p.nodes[x].axes
@@ -234,10 +245,10 @@ class _Emitter:
             for x in n.args
         ]
 
-    def _square(self) -> str:
+    def square(self) -> str:
         """The elements of the largest square one among them."""
         sizes = {"K": "self.key * self.key", "V": "self.value * self.value"}
-        found = [sizes[a] for a in sizes if any(set(map(dimension, f)) == {a} for f in self._factors())]
+        found = [sizes[a] for a in sizes if any(set(map(dimension, f)) == {a} for f in self.factors())]
         return f"max({', '.join(found)})" if len(found) > 1 else next(iter(found), "0")
 
     # -- gradients ------------------------------------------------------------------------------------
@@ -260,7 +271,7 @@ class _Emitter:
     def _buffers(self) -> list[str]:
         lines = []
         for name in self.inputs:
-            dims = repr(self._dims(self.spec.input(name).dims))
+            dims = repr(self.dims(self.spec.input(name).dims))
             lines += [
                 f"{buffer} = call.gradient({self.order[name]}, {partial}, {dims})"
                 for buffer, partial in self._written(name)
@@ -289,7 +300,7 @@ class _Emitter:
         if not used:
             return []
         items = (
-            f"call.kept({self._dims(s.dims)!r})" if f"kept[{i}]" in used else "None"
+            f"call.kept({self.dims(s.dims)!r})" if f"kept[{i}]" in used else "None"
             for i, s in enumerate(self.spec.states)
         )
         return [f"kept = [{', '.join(items)}]"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.trace import Values, values_of
 from linalg_dsl.codegen.emit.triton_statements import Tile
 from linalg_dsl.codegen.emit.triton_step_memory import PER_BLOCK, StepMemory, StepNames, memory_axes
 from linalg_dsl.codegen.emit.triton_step_statements import StepStatements, tile_axes
@@ -34,6 +35,7 @@ class StepText:
     constants: tuple[str, ...]
     flags: tuple[tuple[str, str], ...]
     library: frozenset[str]
+    values: Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,24 @@ class _Kernel:
         self.launcher = launcher
         self.memory = StepMemory(spec, schedule, launcher)
         self.states = {s.name: s for s in spec.states}
+        self.values: Values = {}
         self.parts: dict[str, list[str]] = {f.name: [] for f in fields(_Step) if f.name not in _OTHER_FIELDS}
 
     def __getitem__(self, part: str) -> list[str]:
         return self.parts[part]
+
+    def statements(
+        self,
+        plan: ChunkPlan,
+        tiles: Mapping[str, Tile],
+        roots: Iterable[int],
+        given: Mapping[int, str],
+        group: Mapping[str, str],
+    ) -> StepStatements:
+        """Those of ``StepMemory.statements``, and a note of what their names stand for."""
+        out = self.memory.statements(plan, tiles, roots, given, group)
+        self.values |= values_of(plan, out.text)
+        return out
 
     def store_result(
         self,
@@ -100,7 +116,7 @@ class _Kernel:
     def text(self, name: str, doc: str, *, reverse: bool) -> StepText:
         memory = self.memory
         rest = [line for lines in self.parts.values() for line in lines]
-        before = _without_unused(memory.before, rest)
+        before = without_unused(memory.before, rest)
         words = set(re.findall(r"\w+", "\n".join([*before, *rest])))
         wanted = {"U", "BLOCKS", "STAGES"} | (
             {"C", "W"} if reverse else {"C", "SAVE"} if self["keep"] else set()
@@ -118,7 +134,7 @@ class _Kernel:
         )
         return StepText(
             made.name, render("step.py.jinja", made), tuple(memory.pointers), tuple(memory.scalars),
-            constants, tuple(memory.flags.items()), frozenset(memory.library),
+            constants, tuple(memory.flags.items()), frozenset(memory.library), self.values,
         )  # fmt: skip
 
 
@@ -148,11 +164,11 @@ def forward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepN
     names, k.parts["loads"] = memory.group(plan, roots)
     k["group"].extend(names.values())
     given = {leaf: carries[name] for name, _, leaf, _ in plan.carries}
-    out = memory.statements(plan, tiles, roots, given, names)
+    out = k.statements(plan, tiles, roots, given, names)
     k["body"].extend(out.lines)
     shape = spec.outputs[0].value.shape
     k.store_result(out, o_node, launcher.output, shape, partial=schedule.partial_output)
-    k["body"].append(_next_states(carries, plan, "forward", out, live=True))
+    k["body"].append(next_states(carries, plan, "forward", out, live=True))
     return k.text("forward", "One token after the other: outputs, and the states after them.", reverse=False)
 
 
@@ -188,12 +204,12 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
         given |= _replay(k, tiles, plan.live(roots), names)
     memory.token = "(U - 1 - w * W - i)"
     k["group"].extend(names.values())
-    out = memory.statements(plan, tiles, roots, given, names)
+    out = k.statements(plan, tiles, roots, given, names)
     k["body"].extend(out.lines)
     leaves = {gradient_name(n): n for n in schedule.forward.nodes if n.op in ("input", "param")}
     for result, node in plan.outputs:
         _store_gradient(k, out, result, node, leaves[result])
-    k["body"].append(_next_states(d_states, plan, "reverse", out, live=True))
+    k["body"].append(next_states(d_states, plan, "reverse", out, live=True))
     return k.text(
         "backward", "From the last token to the first: the gradients of inputs and states.", reverse=True
     )
@@ -230,18 +246,18 @@ def _replay(
     given = {leaf: running[name] for name, _, leaf, _ in forward.carries}
     own, k.parts["replay_loads"] = memory.group(forward, roots)
     k["replay_group"].extend(own.values())
-    out = memory.statements(forward, tiles, roots, given, own)
+    out = k.statements(forward, tiles, roots, given, own)
     k["replay"].extend(out.lines)
-    k["replay"].append(_next_states(running, forward, "forward", out))
+    k["replay"].append(next_states(running, forward, "forward", out))
     for key, every in own.items():
         if key not in names:
             names[key] = memory.names.unique(every)
             line = next(x for x in k["replay_loads"] if x.startswith(f"{every} = "))
             k["loads"].append(re.sub(rf"\b{every}\b", names[key], line))
     memory.token = "(U - (w + 1) * W + i)"
-    out = memory.statements(forward, tiles, roots, given, names)
+    out = k.statements(forward, tiles, roots, given, names)
     k["again"].extend(out.lines)
-    k["again"].append(_next_states(running, forward, "forward", out))
+    k["again"].append(next_states(running, forward, "forward", out))
     return found
 
 
@@ -266,7 +282,7 @@ def _store_gradient(k: _Kernel, out: StepStatements, result: str, n: int, leaf: 
     k["after"].append(memory.store(memory.pointer(argument), place, memory_axes(dims), tile, total))
 
 
-def _next_states(
+def next_states(
     carries: Mapping[str, str], plan: ChunkPlan, way: str, out: StepStatements, live: bool = False
 ) -> str:
     """All states at once: one may become what another was. A token that is not there leaves them alone."""
@@ -277,7 +293,7 @@ def _next_states(
     return f"{', '.join(carries.values())} = {', '.join(values)}"
 
 
-def _without_unused(before: Sequence[str], rest: Sequence[str]) -> list[str]:
+def without_unused(before: Sequence[str], rest: Sequence[str]) -> list[str]:
     """The lines without offsets and masks of axes that nothing mentions."""
     words = set(re.findall(r"\w+", "\n".join(rest)))
     kept: list[str] = []

@@ -113,6 +113,8 @@ class RecurrenceSpec:
     outputs: tuple[Equation, ...]
     written: tuple[Equation, ...] = field(default=(), compare=False)
     doc: str = field(default="", compare=False)
+    _shifted: tuple[Input, ...] | None = field(default=None, init=False, repr=False, compare=False)
+    """``shifted``, once it has been asked for: every call of an op does."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RecurrenceSpec) and self._compared() == other._compared()
@@ -130,14 +132,36 @@ class RecurrenceSpec:
     @property
     def shifted(self) -> tuple[Input, ...]:
         """The inputs that some equation takes from the token before, in declaration order."""
-        used = (s for e in (*self.updates, *self.outputs) for s in symbols(e.value))
-        names = {s.name for s in used if s.time == -1}
-        return tuple(i for i in self.inputs if i.name in names)
+        if self._shifted is None:
+            used = (s for e in (*self.updates, *self.outputs) for s in symbols(e.value))
+            names = {s.name for s in used if s.time == -1}
+            object.__setattr__(self, "_shifted", tuple(i for i in self.inputs if i.name in names))
+        return self._shifted or ()
 
     @property
     def carried(self) -> tuple[str, ...]:
         """What a sequence hands on: the states, and ``<name>_prev`` for every shifted input."""
         return (*(s.name for s in self.states), *(f"{i.name}_prev" for i in self.shifted))
+
+    def _repr_html_(self) -> str:
+        """The equations as MathML, for a notebook."""
+        from linalg_dsl.language.mathml import to_mathml
+
+        rows = "".join(f"<div>{to_mathml(line)}</div>" for line in self._lines())
+        return f"<div><strong>{self.name}</strong>{rows}</div>"
+
+    def _repr_latex_(self) -> str:
+        """The equations as LaTeX, for a notebook."""
+        from linalg_dsl.language.latex import to_latex
+
+        rows = " \\\\\n".join(to_latex(line).replace("=", "&=", 1) for line in self._lines())
+        return f"\\begin{{align*}}\n{rows}\n\\end{{align*}}"
+
+    def _lines(self) -> list[str]:
+        from linalg_dsl.language.printer import show_expr  # printer imports this module
+
+        written = self.written or (*self.updates, *self.outputs)
+        return [f"{e.target}_t = {show_expr(e.value)}" for e in written]
 
     def __str__(self) -> str:
         """The text that ``parse`` reads back to an equal spec."""

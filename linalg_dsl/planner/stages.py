@@ -121,13 +121,15 @@ class Stages:
     """The steps of a recurrence in an order in which every value is made before it is used.
 
     Values are the inputs and params of ``spec`` and the names of the steps; ``output`` is the value that
-    the call gives. ``fixed``: consts on whose values the steps depend.
+    the call gives. ``fixed``: consts on whose values the steps depend. ``reverse``: the tokens of every
+    sequence are turned around before the first step, and those of the output after the last.
     """
 
     spec: RecurrenceSpec
     steps: tuple[Step, ...]
     output: str
     fixed: tuple[tuple[str, float], ...] = ()
+    reverse: bool = False
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -135,8 +137,16 @@ class Stages:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the recurrence is one stage: itself."""
-        return len(self.steps) == 1 and self.stages[:1] != () and self.stages[0].spec is self.spec
+        """Whether the recurrence is one stage, itself, and nothing is done before or after it."""
+        if self.reverse or len(self.steps) != 1:
+            return False
+        return self.stages != () and self.stages[0].spec is self.spec
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """What is done one after the other."""
+        steps = tuple(line for step in self.steps for line in step.headline)
+        return ("from the last token of every sequence to the first:", *steps) if self.reverse else steps
 
     def __str__(self) -> str:
         return "\n".join([f"stages of {self.spec.name}", *(f"  {s}" for s in self.steps)])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from linalg_dsl.language.latex import to_latex
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.planner.equations import Equation, Writer, equation_data, legend
-from linalg_dsl.planner.latex import to_latex
 from linalg_dsl.planner.plan import ChunkPlan, Node
 from linalg_dsl.planner.step_cost import StepCost, step_cost
 from linalg_dsl.planner.step_form import StepForm

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from linalg_dsl.language.latex import to_latex
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.planner.canonical import classify
 from linalg_dsl.planner.cost import decode_flops, flops, state_bytes, traffic
 from linalg_dsl.planner.equations import Equation, equation_data, equations, legend
 from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence
 from linalg_dsl.planner.graph import dependence, serial_depth
-from linalg_dsl.planner.latex import to_latex
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.prove import prove
 from linalg_dsl.planner.stability import decay_is_at_most_one, log_decay_bound, solve_is_bounded
@@ -122,7 +122,8 @@ class Explanation:
             return ()
         rec = self.recurrence
         # the number of monomials grows fast with the erases, and with further gates beside them
-        rank = rec.r and rec.r + (rec.value_decay.kind != "none") + bool(rec.decay.signed)
+        further = bool(rec.decay.signed) + len(rec.states) - 1
+        rank = (rec.r or len(rec.states) > 2) and rec.r + (rec.value_decay.kind != "none") + further
         with_gradients = prove(self.canonical, 3 if rank <= 2 else 2, 1, 1, self.forward, self.backward)
         wider = prove(self.canonical, 2 if rank <= 3 else 1, 2, 2 if rank <= 2 else 1, self.forward)
         return (str(with_gradients), str(wider))
@@ -255,7 +256,7 @@ def _costs(found: Explanation) -> tuple[str, ...]:
 
 def _stability(canonical: CanonicalRecurrence) -> tuple[str, ...]:
     rec, spec = canonical.recurrences[0], canonical.spec
-    decays = [d for d in (rec.decay, rec.value_decay) if d.kind != "none"]
+    decays = [d for d in rec.decays if d.kind != "none"]
     lines = []
     if rec.keeps_nothing:
         lines.append("the decay is 0: a token reads what the one before it has written, and nothing older")

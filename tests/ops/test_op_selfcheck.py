@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,11 +12,21 @@ from op_cases import TEXTS, compiled, leaves
 from torch import Tensor
 
 import linalg_dsl
+from linalg_dsl import driver
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.ops import selfcheck
 from linalg_dsl.ops.artefacts import Passes
+from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.op import CompiledOp
-from linalg_dsl.ops.selfcheck import ENVIRONMENT_VARIABLE, SelfCheck, enabled, known_answer
+from linalg_dsl.ops.selfcheck import (
+    ENVIRONMENT_VARIABLE,
+    Launch,
+    SelfCheck,
+    enabled,
+    known_answer,
+    lanes_class,
+    pinned,
+)
 
 
 def _module(op: CompiledOp, wrong: tuple[str, str] | None = None) -> ModuleType:
@@ -123,6 +135,7 @@ def test_an_op_runs_it_before_its_first_kernel(monkeypatch: pytest.MonkeyPatch) 
     stages = Passes(
         lambda spec, options, consts: good.artefacts(),
         lambda made, kind, options: wrong if kind == "triton" else text,
+        driver.decode,
     )
     op = CompiledOp(good.spec, CompileOptions(backend="triton"), stages)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -131,6 +144,103 @@ def test_an_op_runs_it_before_its_first_kernel(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(selfcheck, "enabled", lambda device: True)
     with pytest.raises(RuntimeError, match="known-answer test failed"), torch.inference_mode():
         op(*tensors)
+
+
+def test_it_runs_what_the_call_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block sizes follow the number of sequences and heads, what is kept the length: both as in the call."""
+    op = linalg_dsl.compile(catalogue_text("gla"), backend="triton")
+    module = op.operator("triton").module
+    asked: list[Launch] = []
+    monkeypatch.setattr(selfcheck, "enabled", lambda device: True)
+    monkeypatch.setattr(selfcheck, "known_answer", lambda *args: asked.append(args[-1]))
+    monkeypatch.setattr(selfcheck, "recorded", lambda name: False)
+    monkeypatch.setattr(selfcheck, "record", lambda name, text: None)
+    monkeypatch.setattr(module, "device_limits", lambda device: (132, 232448, False))
+    check = SelfCheck(op.spec, (), lambda: module)
+    shapes = [(1, 20, 1), (1, 33, 1), (200, 20, 1), (100, 70, 4), (1, 100_000, 16)]
+    for B, T, H in shapes:
+        like = tuple(
+            torch.zeros(1).expand(B, T, 1 if i == 0 else H, *(128 for _ in d.dims))
+            for i, d in enumerate(op.spec.inputs)
+        )
+        check(module, like)
+        check(module, like)
+    assert len(asked) == 4  # the second is as the first
+    assert [x.ratios[0] for x in asked] == [1, 1, 4, 16]
+    assert [x.every_state for x in asked] == [True, True, True, False]
+    for launch, (B, _, H) in zip(asked, [shapes[0], *shapes[2:]], strict=True):
+        copy = pinned(module, launch)
+        assert copy is not module
+        assert copy.keep_every_state(1, 1, 1, 1) == launch.every_state
+        for loads in (("to", "tb"), ("tb", "ts")):
+            small = copy.choose_walk(loads, 128, 128, 32, 2, 232448, 2, 132)
+            assert small == module.choose_walk(loads, 128, 128, 32, 2, 232448, B * H, 132)
+
+
+@pytest.mark.parametrize("units", [1, 7, 108, 132])
+def test_lanes_of_one_class_have_the_same_blocks(units: int) -> None:
+    from linalg_dsl.codegen.schedule.step_table import choose_step
+    from linalg_dsl.codegen.schedule.table import choose_walk
+
+    for lanes in range(1, 2 * units + 9):
+        stand_in = lanes_class(lanes, units)
+        assert stand_in <= lanes
+        for own in (16, 128, 512):
+            walk = [choose_walk(("to", "ts"), own, own, 32, 2, 232448, n, units) for n in (lanes, stand_in)]
+            step = [choose_step(own, own, 0, True, n, units) for n in (lanes, stand_in)]
+            assert walk[0] == walk[1]
+            assert step[0] == step[1]
+
+
+def test_kernels_as_the_call_would_run_them_pass() -> None:
+    """Interpreted: heads that share, and states kept at some boundaries only."""
+    op = linalg_dsl.compile(catalogue_text("gla"), backend="triton", chunk_size=16)
+    like = tuple(leaves(op, 1, 3, 2, 5, 3, dtype=torch.float32)[0])
+    modules = op.operator("triton").module, op.operator("torch").module
+    known_answer(op.spec, *modules, like, {}, (), Launch((2, 1, 1, 1), 100, False))
+
+
+def test_a_pass_is_noted_for_other_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    op = compiled("gated_delta")
+    module = op.operator("torch").module
+    monkeypatch.setenv("LINALG_DSL_CACHE", str(tmp_path))
+    tmp_path.chmod(0o700)
+    runs: list[int] = []
+    monkeypatch.setattr(selfcheck, "enabled", lambda device: True)
+    monkeypatch.setattr(selfcheck, "known_answer", lambda *args: runs.append(1))
+
+    def new_process() -> None:
+        SelfCheck(op.spec, (), lambda: module)(module, _like(op, torch.float32))
+
+    new_process()
+    new_process()
+    assert len(runs) == 1
+    (note,) = tmp_path.glob("*.checked")
+    assert "passed on cpu" in note.read_text()
+    assert note.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "always")
+    new_process()
+    assert len(runs) == 2
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "1")
+    for other in ("device_name", "toolchain"):
+        with monkeypatch.context() as changed:
+            changed.setattr(selfcheck, other, lambda *args: "another")
+            new_process()
+    assert len(runs) == 4
+    note.chmod(0o666)
+    new_process()
+    assert len(runs) == 5
+
+
+def test_it_takes_less_than_a_second() -> None:
+    """What it does besides running the kernels; they are stood in for by the torch module."""
+    op = linalg_dsl.compile(catalogue_text("gated_delta_rule"), backend="torch")
+    module = op.operator("torch").module
+    like = tuple(x.detach() for x in leaves(op, 1, 3, 2, 128, 128, dtype=torch.bfloat16)[0])
+    known_answer(op.spec, module, module, like, {})
+    begin = time.perf_counter()
+    known_answer(op.spec, module, module, like, {})
+    assert time.perf_counter() - begin < 1
 
 
 def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

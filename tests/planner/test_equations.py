@@ -7,10 +7,10 @@ import re
 import pytest
 from hand_written import CASES, Case
 
+from linalg_dsl.language.latex import to_latex
 from linalg_dsl.planner.adjoint import backward
 from linalg_dsl.planner.chunkwise import derive
 from linalg_dsl.planner.equations import Equation, equations, legend
-from linalg_dsl.planner.latex import to_latex
 from linalg_dsl.planner.plan import PlanBuilder
 
 

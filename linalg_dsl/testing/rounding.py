@@ -1,0 +1,75 @@
+"""A mode under which every tensor operation rounds a little differently, forward and backward."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+NOISE = 2.0**-30
+"""Relative size of the tried roundings: far from float64's own, and small enough for first order."""
+_POOL = 1 << 16
+
+
+UNIT = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
+"""Half the distance from 1 to the next number."""
+
+
+def working(dtype: torch.dtype) -> torch.dtype:
+    """The type in which sums are formed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Noise:
+    """Numbers in [-1, 1] from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed + 31)
+        self.places = random.Random(seed)
+        self.pool = 2 * torch.rand(_POOL, generator=self.generator, dtype=torch.float64) - 1
+
+    def numbers(self, shape: tuple[int, ...]) -> Tensor:
+        """Numbers of a shape, from a random place of a pool (drawn anew where the pool is too small)."""
+        count = int(torch.Size(shape).numel())
+        if count > _POOL:
+            return 2 * torch.rand(shape, generator=self.generator, dtype=torch.float64) - 1
+        at = self.places.randrange(_POOL - count + 1)
+        return self.pool[at : at + count].view(shape)
+
+
+class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Every new float64 result x becomes x (1 + NOISE xi) + floor xi', unless it is 0 or a number by itself.
+
+    ``floor`` stands for the spacing of denormal numbers (to the same scale as NOISE stands for a unit
+    roundoff); ``everywhere`` moves zeros by it too. Views, and writes into memory that was there, stay as
+    they are: their values were rounded when they were computed.
+    """
+
+    def __init__(self, noise: Noise, floor: float = 0.0, everywhere: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.noise = noise
+        self.floor = floor
+        self.everywhere = everywhere
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        schema = func._schema
+        if schema.is_mutable or any(r.alias_info is not None for r in schema.returns):
+            return found
+        if isinstance(found, Tensor) and found.dtype == torch.float64 and found.dim():
+            shape = tuple(found.shape)
+            zero = found == 0 if self.floor and not self.everywhere else None
+            found.mul_(1 + NOISE * self.noise.numbers(shape))
+            if self.floor:
+                found.add_(self.floor * self.noise.numbers(shape))
+            if zero is not None:
+                found.masked_fill_(zero, 0.0)
+        return found

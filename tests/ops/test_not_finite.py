@@ -1,0 +1,103 @@
+"""NaN and infinity never come out at earlier tokens, in other heads or in other sequences.
+
+Compared with the step loop, which multiplies by diag(a) as a matrix and so spoils more of a row than it must.
+Of gradients only those that no such token can reach are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from runtime_cases import CLASSES, call, inputs_of, op_of, random_like, with_gradients, worst
+from torch import Tensor
+
+BOUNDS = [0, 4, 21, 40]
+AT = 13
+
+
+def assert_no_more_spoiled(found: list[Tensor], wanted: list[Tensor]) -> None:
+    """Whole where the step loop is, to rounding, and not whole in every result where it is not."""
+    for got, want in zip(found, wanted, strict=True):
+        finite = want.isfinite()
+        assert worst([got[finite]], [want[finite]]) < 1e-9
+        assert got.isfinite().all() == finite.all()
+
+
+def spoiled(tensors: list[Tensor], i: int, value: float) -> list[Tensor]:
+    """One number of input i, of token 13 and the second of three heads."""
+    x = tensors[i].clone()
+    x[0, AT, 1].view(-1)[-1] = value
+    return [*tensors[:i], x, *tensors[i + 1 :]]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_the_torch_module_spoils_what_the_step_loop_spoils(name: str, value: float) -> None:
+    op = op_of(name, backend="torch", chunk_size=16)
+    tensors, states = inputs_of(op, 1, 40, 3, 4, 3, N=3, dtype=torch.float64)
+    offsets = torch.tensor(BOUNDS)
+    clean, d_clean = with_gradients(op, tensors, states, cu_seqlens=offsets)
+    weights = random_like(clean)
+    weights[0][:, AT:21] = 0  # the loss is of tokens before
+    for w in weights[1:]:
+        w[1] = 0
+    for i, decl in enumerate(op.spec.inputs):
+        if not decl.timed:
+            continue
+        given = spoiled(tensors, i, value)
+        results, grads = with_gradients(op, given, states, weights, cu_seqlens=offsets)
+        wanted = call(op.reference, given, states, cu_seqlens=offsets)
+        if name != "value_erase":  # there a value's other channels are in the same product
+            assert_no_more_spoiled(results, wanted)
+        spoilt = [not x.isfinite().all() for x in results]
+        assert spoilt == [not x.isfinite().all() for x in wanted]
+        o = results[0]
+        assert o[:, :AT].isfinite().all()
+        assert o[:, 21:].isfinite().all()
+        assert o[:, :, ::2].isfinite().all()
+        _, d_wanted = with_gradients(op, tensors, states, weights, cu_seqlens=offsets)
+        outside = torch.ones(40, dtype=torch.bool)
+        outside[4:21] = False
+        for d, want, x in zip(grads, d_wanted, op.spec.inputs, strict=False):
+            if x.timed:
+                assert worst([d[:, outside], d[:, :, ::2]], [want[:, outside], want[:, :, ::2]]) < 1e-9
+    assert all(x.isfinite().all() for x in d_clean)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_state_spoils_its_own_sequence_and_head(name: str) -> None:
+    op = op_of(name, backend="torch", chunk_size=16)
+    tensors, states = inputs_of(op, 1, 40, 3, 4, 3, N=3, dtype=torch.float64)
+    offsets = torch.tensor(BOUNDS)
+    states[0] = states[0].clone()
+    states[0][1, 1].view(-1)[0] = math.nan
+    results = call(op, tensors, states, cu_seqlens=offsets)
+    assert_no_more_spoiled(results, call(op.reference, tensors, states, cu_seqlens=offsets))
+    assert results[0][:, :4].isfinite().all()
+    assert results[0][:, 21:].isfinite().all()
+    assert results[0][:, :, ::2].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "own_scan"])
+def test_kernels_keep_to_the_sequence_the_head_and_the_chunk(name: str) -> None:
+    """A product inside a chunk of 16 tokens takes NaN to its earlier tokens; a scan has no chunks."""
+    op = op_of(name, backend="triton", chunk_size=16)
+    tensors, states = inputs_of(op, 1, 40, 3, 4, 3, N=3)
+    offsets = torch.tensor([0, 4, 38, 40])
+    clean = call(op, tensors, states, cu_seqlens=offsets)
+    i = next(i for i, d in enumerate(op.spec.inputs) if d.name in ("v", "x"))
+    spoilt = tensors[i].clone()
+    spoilt[0, 25, 1] = math.nan  # the sixth token of the second chunk of the second sequence
+    given = [*tensors[:i], spoilt, *tensors[i + 1 :]]
+    found = call(op, given, states, cu_seqlens=offsets)
+    first = 25 if name == "own_scan" else 20
+    reached = torch.zeros(found[0].shape, dtype=torch.bool)
+    reached[0, first:38, 1] = True
+    assert torch.equal(found[0][~reached], clean[0][~reached])
+    assert found[0][0, 25:38, 1].isnan().any()
+    for got, want in zip(found[1:], clean[1:], strict=True):
+        rest = torch.ones(got.shape[:2], dtype=torch.bool)
+        rest[1, 1] = False
+        assert torch.equal(got[rest], want[rest])

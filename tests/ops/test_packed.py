@@ -1,0 +1,157 @@
+"""Packed sequences: every class against the step loop, offsets as data that nothing looks at or keeps."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from runtime_cases import CLASSES, call, inputs_of, op_of, with_gradients, worst
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from linalg_dsl.errors import ArgumentError
+
+BOUNDS = [0, 0, 5, 5, 22, 23, 40, 40]
+"""Empty sequences first, in the middle and last; one of a token, some shorter and one longer than a chunk."""
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_sequence_is_run_by_itself(name: str, kind: torch.dtype) -> None:
+    op = op_of(name, backend="torch", chunk_size=16)
+    tensors, states = inputs_of(op, 1, 40, 2, 5, 3, N=len(BOUNDS) - 1, dtype=torch.float64)
+    offsets = torch.tensor(BOUNDS, dtype=kind)
+    results, grads = with_gradients(op, tensors, states, cu_seqlens=offsets)
+    wanted, d_wanted = with_gradients(op.reference, tensors, states, cu_seqlens=offsets)
+    assert worst([*results, *grads], [*wanted, *d_wanted]) < 1e-10
+    for n in (0, 2, 6):  # an empty one hands on what it was given
+        assert all(torch.equal(x[n], s[n]) for x, s in zip(results[1:], states, strict=True))
+    hinted = call(op, tensors, states, cu_seqlens=offsets, cu_seqlens_cpu=offsets.clone(), max_seqlen=17)
+    assert all(torch.equal(a, b) for a, b in zip(hinted, results, strict=True))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_batch_of_several_rows_cannot_be_packed(name: str) -> None:
+    op = op_of(name, backend="torch")
+    tensors, _ = inputs_of(op, 2, 9, 2, 5, 3)
+    with pytest.raises(ArgumentError, match=f"{name}: with cu_seqlens the batch must be 1, got 2"):
+        op(*tensors, cu_seqlens=torch.tensor([0, 9]))
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["gated_delta_rule", "looking_back", "own_scan"])
+def test_offsets_that_change_in_place_are_read_anew(name: str, backend: str) -> None:
+    op = op_of(name, backend=backend, chunk_size=16)
+    tensors, states = inputs_of(op, 1, 20, 1, 4, 3, N=3)
+    offsets = torch.tensor([0, 4, 9, 20])
+    call(op, tensors, states, cu_seqlens=offsets)
+    offsets.copy_(torch.tensor([0, 0, 18, 20]))
+    changed = call(op, tensors, states, cu_seqlens=offsets)
+    fresh = call(op, tensors, states, cu_seqlens=torch.tensor([0, 0, 18, 20]))
+    assert all(torch.equal(a, b) for a, b in zip(changed, fresh, strict=True))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", CLASSES)
+def test_launching_looks_at_no_data(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake tensors have none: item(), tolist(), bool() and shapes that depend on data raise."""
+    op = op_of(name, backend="triton", chunk_size=16)
+    for stage in op.stage_ops:
+        module = stage.operator("triton").module
+        launched: list[str] = []
+        monkeypatch.setattr(
+            module.Call, "launch", lambda self, kernel, *rest, log=launched: log.append(kernel.__name__)
+        )
+        sizes = {"K": 4, "V": 3, "n": 2}
+        with FakeTensorMode():
+            offsets = torch.zeros(4, dtype=torch.int32) if packed else None
+            lead = (1, 40, 2) if packed else (2, 40, 2)
+            tensors = tuple(
+                torch.empty(
+                    *(lead if d.timed else (2,)),
+                    *(sizes[str(a)] if isinstance(a, str) else a for a in d.dims),
+                )
+                for d in stage.spec.inputs
+            )
+            states = tuple(
+                torch.empty(3 if packed else 2, 2, *(sizes[str(a)] for a in s.dims))
+                for s in stage.spec.states
+            )
+            consts = (1.0,) * len(module.CONSTS)
+            o, finals, kept = module.forward(tensors, states, consts, offsets, True, True)
+            module.backward(tensors, states, consts, offsets, kept, o, finals)
+        assert len(launched) >= 2
+
+
+@pytest.mark.parametrize("name", [*CLASSES, "reversed"])
+def test_a_call_looks_at_no_data(name: str) -> None:
+    reverse = name == "reversed"
+    op = op_of("looking_back" if reverse else name, backend="torch", reverse=reverse)
+    tensors, states = inputs_of(op, 1, 40, 2, 5, 3, N=3)
+    mode = FakeTensorMode()
+    fake = [mode.from_tensor(x) for x in (*tensors, *states, torch.tensor([0, 3, 5, 40]))]
+    with mode:
+        found = call(op, fake[: len(tensors)], fake[len(tensors) : -1], cu_seqlens=fake[-1])
+    assert found[0].shape[:3] == (1, 40, 2)
+    assert [x.shape for x in found[1:]] == [s.shape for s in states]
+
+
+@pytest.mark.parametrize("name", ["gla", "value_erase", "own_scan"])
+def test_no_kernel_is_compiled_anew_for_another_packing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What 20 packings of 4096 tokens make kernels be compiled for, on a card of 132 multiprocessors."""
+    for invariant, most in ((True, 1), (False, 4)):
+        op = op_of(name, backend="triton", invariant=invariant)
+        module = op.operator("triton").module
+        seen: dict[str, set[str]] = {}
+
+        def launch(self: Any, kernel: Any, *given: Any, seen: dict[str, set[str]] = seen) -> None:
+            _, _, _, _, ratios, more, warps, stages = given
+            kinds = seen.setdefault(kernel.__name__, set())
+            kinds.add(f"{self.constants(kernel, ratios, more)} {warps} {stages}")
+
+        monkeypatch.setattr(module, "device_limits", lambda device: (132, 232448, False))
+        monkeypatch.setattr(module.Call, "launch", launch)
+        like = inputs_of(op, 1, 1, 1, 64, 64)[0]
+        tensors = tuple(
+            x.expand(1, 4096, 4, *x.shape[3:]) if d.timed else x.expand(4, *x.shape[1:])
+            for x, d in zip(like, op.spec.inputs, strict=True)
+        )
+        numbers = random.Random(3)
+        for _ in range(20):
+            cuts = sorted(numbers.choices(range(4097), k=numbers.randrange(1, 60)))
+            offsets = torch.tensor([0, *cuts, 4096])
+            consts = (1.0,) * len(module.CONSTS)
+            o, finals, kept = module.forward(tensors, (None,), consts, offsets, True, True)
+            module.backward(tensors, (None,), consts, offsets, kept, o, finals)
+        assert max(map(len, seen.values())) <= most
+
+
+def test_torch_compile_takes_other_packings_as_they_are() -> None:
+    op = op_of("looking_back", backend="torch")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    fast: Any = torch.compile(op, fullgraph=True, backend="aot_eager")
+    numbers = random.Random(3)
+    for i in range(8):
+        length = 40 + 7 * i
+        cuts = sorted(numbers.choices(range(length + 1), k=2 + i))
+        tensors, states = inputs_of(op, 1, length, 2, 5, 3, N=len(cuts) + 1)
+        offsets = torch.tensor([0, *cuts, length])
+        found, wanted = (call(f, tensors, states, cu_seqlens=offsets) for f in (fast, op))
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+@pytest.mark.parametrize(("name", "count"), [("simple_gla", 5_000), ("own_scan", 70_000)])
+def test_thousands_of_sequences_of_one_token(name: str, count: int) -> None:
+    op = op_of(name, backend="torch")
+    tensors, _ = inputs_of(op, 1, count, 1, 2, 2)
+    o = op(*tensors, cu_seqlens=torch.arange(count + 1, dtype=torch.int32))
+    if name == "simple_gla":
+        q, k, v, _ = tensors
+        wanted = 2**-0.5 * (q * k).sum(-1, keepdim=True) * v
+    else:
+        x, c, _, b = tensors
+        wanted = c * b * x
+    torch.testing.assert_close(o, wanted)

@@ -1,0 +1,171 @@
+"""The HTML page: well-formed, self-contained, its links whole, its code tied to equations and lines."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+import warnings
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+import linalg_dsl
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.ops.catalogue import catalogue_names
+
+CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
+XMLNS = {"http://www.w3.org/1998/Math/MathML", "http://www.w3.org/2000/svg"}
+
+
+def op_of(name: str) -> linalg_dsl.ops.op.CompiledOp:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return linalg_dsl.compile(getattr(linalg_dsl.ops, name).spec)
+
+
+def page_of(name: str, folder: Path, **call: int) -> str:
+    written: Path = op_of(name).plan.to_html(folder / f"{name}.html", **call)
+    return written.read_text(encoding="utf-8")
+
+
+def tree_of(page: str) -> ET.Element:
+    assert page.startswith("<!DOCTYPE html>\n")
+    return ET.fromstring(page.split("\n", 1)[1])
+
+
+def test_elements_are_escaped_and_closed() -> None:
+    from linalg_dsl.report.markup import join, tag
+
+    assert tag("p", "a < b", tag("br"), class_="x") == '<p class="x">a &lt; b<br /></p>'
+    assert join("<", tag("a", "&", href='"')) == '&lt;<a href="&quot;">&amp;</a>'
+    assert tag("details", open=None) == "<details></details>"
+
+
+@pytest.mark.parametrize("name", catalogue_names())
+def test_every_entry_has_a_page_that_is_whole(name: str, tmp_path: Path) -> None:
+    page = page_of(name, tmp_path)
+    tree = tree_of(page)
+    tags = {e.tag.rpartition("}")[2] for e in tree.iter()}
+    assert {"math", "svg", "table", "pre"} <= tags
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed"}
+    # nothing is fetched: what looks like an address is the name of a vocabulary, or prose of the entry
+    for element in tree.iter():
+        assert set(element.attrib) & {"src", "srcset", "onload", "onclick", "data"} == set()
+        assert not re.search(r"url\(|@import", element.attrib.get("style", "") + (element.text or ""))
+    assert set(re.findall(r'="(https?:[^"]*)"', page)) <= XMLNS
+    ids = [e.attrib["id"] for e in tree.iter() if "id" in e.attrib]
+    assert len(ids) == len(set(ids))
+    targets = {e.attrib["href"] for e in tree.iter() if "href" in e.attrib}
+    assert {t.removeprefix("#") for t in targets} <= set(ids)
+    assert all(t.startswith("#") for t in targets)
+
+
+def text_of(element: ET.Element) -> str:
+    return "".join(element.itertext())
+
+
+def rows(tree: ET.Element, class_: str) -> list[ET.Element]:
+    return [e for e in tree.iter() if class_ in e.attrib.get("class", "").split()]
+
+
+def test_statements_lead_to_their_equation_and_equations_to_their_line(tmp_path: Path) -> None:
+    tree = tree_of(page_of("gated_delta_rule", tmp_path))
+    by_id = {e.attrib["id"]: e for e in tree.iter() if "id" in e.attrib}
+    found = {}
+    for line in rows(tree, "ln"):
+        to = next((e for e in line if e.tag == "a"), None)
+        statement = text_of(line)
+        if to is not None:
+            found[re.sub(r"^\d+", "", statement).strip()] = by_id[to.attrib["href"][1:]]
+    solved = found["u_1 = substitute(system, x_2)"]
+    assert text_of(next(e for e in solved if e.attrib.get("class") == "eq")).startswith("U=")
+    assert next(e.attrib["href"] for e in solved.iter() if e.tag == "a") == "#s1-l1"
+    read = found["o = scale * (q * since_start[..., None] @ S + g_q11 @ z_1)"]
+    assert [e.attrib["href"] for e in read.iter() if e.tag == "a"][:2] == ["#s1-l2", "#s1-k-fwd_walk"]
+    assert "#s1-k-fwd_walk"[1:] in by_id
+    walk = text_of(by_id["s1-k-fwd_walk"])
+    assert "def gated_delta_rule_fwd_walk" in walk
+
+
+@pytest.mark.parametrize("name", ["kda", "delta_product", "gsa", "mamba1", "lstm", "gated_oja", "mdn"])
+def test_every_computing_statement_belongs_to_an_equation(name: str) -> None:
+    from linalg_dsl.report.parts import Call
+
+    for plan in op_of(name).plan.stages:
+        part = plan.part(Call())
+        assert all(part.origins.lines)
+        for backend in ("torch", "triton"):
+            assert part.code[backend]
+            for function in part.code[backend]:
+                loose = [
+                    line.text.strip()
+                    for line in function.lines
+                    if line.equation is None and re.match(r"\s+b_\w+ = (?!tl\.load)", line.text)
+                ]
+                # states, what is loaded, and accumulators that start at nothing
+                loose = [x for x in loose if not re.search(r"= (tl\.zeros|tl\.full|b_\w+|\w+\[)", x)]
+                assert not loose, f"{function.name}: {loose}"
+
+
+def test_bytes_and_crossover_are_those_of_the_call(tmp_path: Path) -> None:
+    page = page_of("linear_attention", tmp_path, B=2, T=1024, H=4, K=64, V=64)
+    assert "B = 2, T = 1024, H = 4, K = 64, V = 64, bfloat16, sm_90" in page
+    listed = "q  [B, T, H, K]  1.05 MB".replace(" ", "\N{NO-BREAK SPACE}")
+    assert listed in page  # 2 x 1024 x 4 x 64 x 2 bytes
+
+
+def test_the_crossover_to_attention_is_where_both_cost_the_same() -> None:
+    from linalg_dsl.planner.work import Work, attention_work, crossover
+
+    for length in (100, 5000):
+        found = attention_work(length, 64, 128)
+        assert crossover(found, 64, 128) == pytest.approx((length, length))
+    assert crossover(Work(forward_flops=2 * 192 * 50.5), 64, 128)[0] == pytest.approx(100)
+
+
+def test_an_unknown_target_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="sm_1"):
+        op_of("kda").plan.to_html(tmp_path / "x.html", target="sm_1")
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize("name", ["gated_delta_product", "abc"])
+def test_a_page_takes_no_longer_than_three_seconds(name: str, tmp_path: Path) -> None:
+    op_of("retnet").plan.to_html(tmp_path / "first.html")  # imports
+    op = op_of(name)
+    begin = time.process_time()
+    op.plan.to_html(tmp_path / "x.html")
+    assert time.process_time() - begin < 3
+
+
+def test_notebooks_show_mathematics() -> None:
+    op = op_of("gsa")
+    spec = op.spec
+    for shown in (op.plan, spec):
+        ET.fromstring(f"<div>{shown._repr_html_()}</div>")
+        assert "<math" in shown._repr_html_()
+        assert r"\begin{align*}" in shown._repr_latex_()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_renders_the_page_without_errors(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    op_of("kda").plan.to_html(path)
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --enable-logging=stderr --virtual-time-budget=2000"
+    )
+    shot = tmp_path / "page.png"
+    command = [str(CHROMIUM), *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr
+    dom = done.stdout
+    for element in ("svg", "math", "details", "table", "figure"):  # none is dropped or moved by the parser
+        assert dom.count(f"<{element}") == path.read_text(encoding="utf-8").count(f"<{element}")
+    assert dom.rstrip().endswith("</html>")
+    command[-1] = f"--screenshot={shot}"
+    subprocess.run([*command, path.as_uri()], capture_output=True, timeout=120, check=True)
+    assert shot.stat().st_size > 20_000
