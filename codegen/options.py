@@ -8,6 +8,7 @@ from linalg_dsl.errors import ArgumentError
 
 BACKENDS = ("auto", "triton", "torch", "reference")
 SCHEDULES = (None, "walk")
+LAYOUTS = (None, "kv", "vk")
 SUBSTEPS = (None, "micro", "expand")
 LARGEST_CHUNK = 1 << 20
 
@@ -25,6 +26,9 @@ class CompileOptions:
     of higher rank; None takes what costs less. ``reverse`` runs from the last token of every sequence to the
     first.
 
+    ``state_layout`` "kv" or "vk": states with a key and a value axis are [N, H, K, V] or [N, H, V, K] in
+    calls, whatever order they are declared in; None is as declared.
+
     Of a stage that feeds another: ``wide``, its output is float32 (float64 where something is), whatever
     its inputs are; ``handed``, the inputs that other stages gave, whose types say nothing of the user's.
     """
@@ -37,6 +41,7 @@ class CompileOptions:
     debug: bool = False
     substeps: str | None = None
     reverse: bool = False
+    state_layout: str | None = None
     wide: bool = False
     handed: tuple[str, ...] = ()
 
@@ -47,6 +52,8 @@ class CompileOptions:
             raise ArgumentError(f"schedule {self.schedule!r} is not supported yet; use None or 'walk'")
         if self.substeps not in SUBSTEPS:
             raise ArgumentError(f"substeps is one of micro, expand, got {self.substeps!r}")
+        if self.state_layout not in LAYOUTS:
+            raise ArgumentError(f"state_layout is one of kv, vk, got {self.state_layout!r}")
         size = self.chunk_size
         if size is None:
             return

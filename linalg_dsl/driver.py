@@ -9,6 +9,8 @@ StepForm                -> ChunkPlan of one token   planner.step_plan
 ChunkPlan               -> ChunkPlan (backward)     planner.adjoint
 both plans              -> source of a module       codegen.emit
 source                  -> registered torch op      ops.library, ops.op
+RecurrenceSpec          -> DecodeForm               planner.decode_form, of one token in any class
+DecodeForm              -> source that decodes      codegen.emit.torch_decode, codegen.emit.triton_decode
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from linalg_dsl.language.builder import PythonRecurrence
     from linalg_dsl.ops.artefacts import Artefacts, Passes
     from linalg_dsl.ops.op import CompiledOp
+    from linalg_dsl.planner.decode_form import DecodeForm
     from linalg_dsl.planner.step_form import StepForm
 
 
@@ -52,9 +55,9 @@ def compile(
     Everything up to the backward plan is derived now, so mistakes are reported here (``DslError``); the
     module of a backend is written at the first call that needs it. Options: ``CompileOptions``.
     """
-    _refuse(state_layout=state_layout not in (None, "kv"), tune=tune)
+    _refuse(tune=tune)
     options = CompileOptions(
-        backend, chunk_size, schedule, invariant, strict, debug, substeps, reverse=reverse
+        backend, chunk_size, schedule, invariant, strict, debug, substeps, reverse, state_layout
     )
     op = assemble(read_spec(spec), options)
     op.derive()
@@ -125,6 +128,26 @@ def emit(artefacts: Artefacts, backend: str, options: CompileOptions, trace: Tra
             raise InternalError(f"no module for backend {backend}")
 
 
+def decode(
+    spec: RecurrenceSpec, consts: Mapping[str, float], backend: str, options: CompileOptions
+) -> tuple[DecodeForm, str]:
+    """The form of one token, whatever the class, and the text of the module that decodes."""
+    from linalg_dsl.planner.decode_form import decode_form
+
+    form = decode_form(spec, consts)
+    match backend:
+        case "torch":
+            from linalg_dsl.codegen.emit.torch_decode import emit_torch_decode
+
+            return form, emit_torch_decode(form)
+        case "triton":
+            from linalg_dsl.codegen.emit.triton_decode import emit_triton_decode
+
+            return form, emit_triton_decode(form, options.invariant)
+        case _:
+            raise InternalError(f"no module for backend {backend}")
+
+
 def _emit_step(
     form: StepForm, artefacts: Artefacts, backend: str, options: CompileOptions, trace: Trace | None
 ) -> str:
@@ -182,7 +205,8 @@ def assemble(spec: RecurrenceSpec, options: CompileOptions, passes: Passes | Non
 
     stages = split(spec)
     steps = [choose_substeps(s, options.substeps) if isinstance(s, Stage) else s for s in stages.steps]
-    return CompiledOp(spec, options, passes or Passes(derive, emit), replace(stages, steps=tuple(steps)))
+    passes = passes or Passes(derive, emit, decode)
+    return CompiledOp(spec, options, passes, replace(stages, steps=tuple(steps)))
 
 
 def _refuse(**asked: Any) -> None:

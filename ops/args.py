@@ -15,9 +15,15 @@ from linalg_dsl.algebra.expr import Call, Expr, Number, Power, Product, Quotient
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.ops.carried import FLOATING, carried_dims, check_states, given_states
+from linalg_dsl.ops.layout import turn_all
 
 WIDEST = 512
-RESERVED = frozenset({"initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu", "max_seqlen"})
+RESERVED = frozenset(
+    {
+        "initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu", "max_seqlen", "slots",
+        "state_positions",
+    }
+)  # fmt: skip
 """Keyword arguments of every call, so no input, param or const may have such a name."""
 
 
@@ -41,8 +47,11 @@ def bind(
     kwargs: Mapping[str, Any],
     initial_state: Any,
     cu_seqlens: Tensor | None,
+    layout: str | None = None,
 ) -> BoundCall:
     """Matches arguments to declarations and checks shapes, head counts, types and devices.
+
+    ``layout``: how the axes of states lie in ``initial_state``; in the result they are as declared.
 
     Raises ``ArgumentError`` naming the argument, what was expected and what came.
     """
@@ -71,8 +80,8 @@ def bind(
         sizes["N"] = _check_offsets(spec, cu_seqlens, first)
     sizes |= _state_sizes(spec, sizes, dict(consts))
     initials = given_states(spec, initial_state)
-    check_states(spec, initials, sizes, first)
-    return BoundCall(tensors, consts, initials, sizes)
+    check_states(spec, initials, sizes, first, layout=layout)
+    return BoundCall(tensors, consts, turn_all(initials, carried_dims(spec), layout), sizes)
 
 
 def call_sizes(

@@ -9,6 +9,7 @@ from linalg_dsl.algebra.expr import Dim, Number
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.planner.decode_form import DecodeForm
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
 from linalg_dsl.planner.step_form import StepForm
@@ -51,8 +52,10 @@ class Passes:
     """What a compiled op runs when it first needs it (module-level functions: it pickles).
 
     ``derive`` gives the artefacts for given values of consts, ``emit`` the text of a
-    backend's module, and fills a ``trace`` where one is handed in (``codegen.emit.trace``).
+    backend's module, and fills a ``trace`` where one is handed in (``codegen.emit.trace``); ``decode`` gives
+    the form of one token for given values of consts and the text of the module that decodes.
     """
 
     derive: Callable[[RecurrenceSpec, CompileOptions, Mapping[str, float]], Artefacts]
     emit: Callable[..., str]
+    decode: Callable[[RecurrenceSpec, Mapping[str, float], str, CompileOptions], tuple[DecodeForm, str]]

@@ -11,6 +11,7 @@ from torch import Tensor
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec, State
+from linalg_dsl.ops.layout import stored_dims
 from linalg_dsl.ops.states import state_fields
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -26,15 +27,22 @@ def carried_dims(spec: RecurrenceSpec) -> tuple[tuple[Dim, ...], ...]:
     return (*(s.dims for s in spec.states), *(i.dims for i in spec.shifted))
 
 
-def given_states(spec: RecurrenceSpec, given: Any) -> tuple[Tensor | None, ...]:
-    """One tensor or None per carried tensor from ``initial_state``: a tensor, a sequence, a mapping by name.
+def starts(spec: RecurrenceSpec) -> tuple[float, ...]:
+    """What every carried tensor holds before the first token."""
+    return (*(s.start for s in spec.states), *(0.0 for _ in spec.shifted))
+
+
+def given_states(
+    spec: RecurrenceSpec, given: Any, argument: str = "initial_state"
+) -> tuple[Tensor | None, ...]:
+    """One tensor or None per carried tensor from ``argument``: a tensor, a sequence, a mapping by name.
 
     Raises ``ArgumentError`` that says what was expected and what came. Shapes: ``check_states``.
     """
     names = spec.carried
     if given is None:
         return (None,) * len(names)
-    where = f"{spec.name}: initial_state"
+    where = f"{spec.name}: {argument}"
     if isinstance(given, Mapping):
         if unknown := [str(n) for n in given if n not in names]:
             raise ArgumentError(f"{where} has {unknown[0]!r}, which is no state; they are {', '.join(names)}")
@@ -62,13 +70,19 @@ def given_states(spec: RecurrenceSpec, given: Any) -> tuple[Tensor | None, ...]:
 
 
 def check_states(
-    spec: RecurrenceSpec, states: Sequence[Tensor | None], sizes: Mapping[str, int], like: Tensor
+    spec: RecurrenceSpec,
+    states: Sequence[Tensor | None],
+    sizes: Mapping[str, int],
+    like: Tensor,
+    argument: str = "initial_state",
+    layout: str | None = None,
 ) -> None:
-    """Shapes [N, H, *dims] and devices of the carried tensors that were handed in."""
-    for name, dims, state in zip(spec.carried, carried_dims(spec), states, strict=True):
+    """Shapes [N, H, *dims], the axes as ``layout`` has them, and devices of carried tensors handed in."""
+    for name, declared, state in zip(spec.carried, carried_dims(spec), states, strict=True):
         if state is None:
             continue
-        where = f"{spec.name}: initial_state"
+        dims = stored_dims(declared, layout)
+        where = f"{spec.name}: {argument}"
         if len(spec.carried) > 1:
             where += f": {name}"
         expected = (sizes["N"], sizes["H"], *(_size(d, sizes) for d in dims))
@@ -96,14 +110,21 @@ def start_state(decl: State, sizes: Mapping[str, int], like: Tensor) -> Tensor:
     return _filled(decl.dims, decl.start, sizes, like)
 
 
+def start_states(
+    spec: RecurrenceSpec, sizes: Mapping[str, int], like: Tensor, layout: str | None = None
+) -> list[Tensor]:
+    """All that is carried before the first token, the axes as ``layout`` has them."""
+    pairs = zip(carried_dims(spec), starts(spec), strict=True)
+    return [_filled(stored_dims(dims, layout), start, sizes, like) for dims, start in pairs]
+
+
 def all_started(
     spec: RecurrenceSpec, given: Sequence[Tensor | None], sizes: Mapping[str, int], like: Tensor
 ) -> list[Tensor] | None:
     """Everything that is carried, what is not given at its start; None where nothing is given."""
     if all(x is None for x in given):
         return None
-    starts = [*(s.start for s in spec.states), *(0.0 for _ in spec.shifted)]
-    parts = zip(carried_dims(spec), starts, given, strict=True)
+    parts = zip(carried_dims(spec), starts(spec), given, strict=True)
     return [_filled(dims, start, sizes, like) if x is None else x for dims, start, x in parts]
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import bind
-from linalg_dsl.ops.carried import state_labels
+from linalg_dsl.ops.carried import carried_dims, state_labels
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
+from linalg_dsl.ops.layout import turn_all
 from linalg_dsl.ops.reference import reference
 
 if TYPE_CHECKING:
@@ -140,10 +141,14 @@ def run_check(
     drawn = [x.to(device=where, dtype=state_type) for x in drawn]
     initials = dict(zip(state_labels(spec, "initial_state"), drawn, strict=True))
     leaves = {n: x.requires_grad_() for n, x in {**tensors, **initials}.items()}
-    options: dict[str, Any] = {"initial_state": drawn, "output_final_state": True, "cu_seqlens": offsets}
+    dims, layout = carried_dims(spec), op.options.state_layout
+    options: dict[str, Any] = {
+        "initial_state": turn_all(drawn, dims, layout), "output_final_state": True, "cu_seqlens": offsets,
+    }  # fmt: skip
     options |= consts or {}
     o, last = op(*tensors.values(), **options)
-    outcome = (o, last) if isinstance(last, Tensor) else (o, *last)
+    lasts = turn_all((last,) if isinstance(last, Tensor) else last, dims, layout)
+    outcome = (o, *(x for x in lasts if x is not None))
     weights = _cotangents(outcome, seed)
     wanted, grads = reference_results(op, leaves, weights, cu_seqlens, consts)
     found = torch.autograd.grad(outcome, list(leaves.values()), weights)

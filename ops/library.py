@@ -40,6 +40,36 @@ class Operator:
     key: str
     module: ModuleType
     consts: tuple[str, ...]
+    numbers: ModuleNumbers
+
+
+def registered(name: str) -> Operator:
+    """The operators that are registered under this name."""
+    return _REGISTERED[name]
+
+
+class ModuleNumbers:
+    """The numbers that a module takes as its CONSTS, which depend on sizes and on what a call gives."""
+
+    def __init__(self, spec: RecurrenceSpec, names: Sequence[str]) -> None:
+        self.spec = spec
+        self.names = tuple(names)
+        self._found: dict[tuple[object, ...], tuple[float, ...]] = {}
+
+    def __call__(self, tensors: Sequence[Tensor], given: Sequence[float]) -> tuple[float, ...]:
+        """``given`` has every const of the spec, NaN where not given."""
+        dims = axis_sizes(self.spec, tensors)
+        key = (*dims.items(), *(None if math.isnan(x) else x for x in given))
+        found = self._found.get(key)
+        if found is None:
+            named = {c.name: x for c, x in zip(self.spec.consts, given, strict=True) if not math.isnan(x)}
+            values = const_numbers(self.spec, dims, named)
+            for axis, size in dims.items():
+                if values.get(axis, size) != size:
+                    raise ArgumentError(f"{self.spec.name}: axis {axis} is {size}, expected {values[axis]:g}")
+            scope = {**{axis: float(size) for axis, size in dims.items()}, **values}
+            found = self._found[key] = tuple(scope[c] for c in self.names)
+        return found
 
 
 def register(spec: RecurrenceSpec, text: str, before_call: BeforeCall | None = None) -> Operator:
@@ -59,8 +89,9 @@ def register(spec: RecurrenceSpec, text: str, before_call: BeforeCall | None = N
                 raise InternalError(f"module {name} takes {module.INPUTS}")
             if tuple(module.STATES) != tuple(s.name for s in spec.states):
                 raise InternalError(f"module {name} has the states {module.STATES}")
-            _Registration(spec, name, module, before_call).run()
-            found = _REGISTERED[name] = Operator(name, key, module, tuple(module.CONSTS))
+            made = _Registration(spec, name, module, before_call)
+            made.run()
+            found = _REGISTERED[name] = Operator(name, key, module, tuple(module.CONSTS), made.numbers)
         if found.key != key:
             raise InternalError(f"two modules share the name {name}")
         return found
@@ -78,7 +109,7 @@ class _Registration:
         self.before_call = before_call
         self.count = len(spec.inputs)
         self.states = len(spec.states)
-        self._numbers: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self.numbers = ModuleNumbers(spec, module.CONSTS)
         initials = [f"initial_{i}" for i in range(self.states)]
         finals = [f"d_final_{i}" for i in range(self.states)]
         names = Names(reserved=(*_ARGUMENTS, *initials, *finals))
@@ -119,7 +150,7 @@ class _Registration:
         tensors, initials, (consts, offsets, output_final_state, save) = self._split(args)
         if not dry:
             self._look(tensors, offsets)
-        with _plain(tensors[0]):
+        with plain_types(tensors[0]):
             numbers = self._consts(tensors, consts, dry)
             o, states, residuals = self.module.forward(
                 tensors, initials, numbers, offsets, output_final_state, save, dry
@@ -139,7 +170,7 @@ class _Registration:
     def _backward(self, args: tuple[Any, ...], dry: bool) -> list[Tensor]:
         """Gradients of all tensors, then those of the initial states that there are."""
         tensors, initials, (consts, offsets, saved, residuals, d_o, *d_finals) = self._split(args)
-        with _plain(tensors[0]):
+        with plain_types(tensors[0]):
             shared = (tensors, initials, self._consts(tensors, consts, dry), offsets)
             if not saved:
                 _, _, residuals = self.module.forward(*shared, False, True, dry)
@@ -198,18 +229,7 @@ class _Registration:
         """The numbers that the module takes; ``given`` has every const of the spec, NaN where not given."""
         if dry:  # sizes may be symbols, and nothing is computed
             return tuple(0.0 for _ in self.module.CONSTS)
-        dims = axis_sizes(self.spec, tensors)
-        key = (*dims.items(), *(None if math.isnan(x) else x for x in given))
-        found = self._numbers.get(key)
-        if found is None:
-            named = {c.name: x for c, x in zip(self.spec.consts, given, strict=True) if not math.isnan(x)}
-            values = const_numbers(self.spec, dims, named)
-            for axis, size in dims.items():
-                if values.get(axis, size) != size:
-                    raise ArgumentError(f"{self.spec.name}: axis {axis} is {size}, expected {values[axis]:g}")
-            scope = {**{axis: float(size) for axis, size in dims.items()}, **values}
-            found = self._numbers[key] = tuple(scope[c] for c in self.module.CONSTS)
-        return found
+        return self.numbers(tensors, given)
 
     def _look(self, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> None:
         if offsets is not None and offsets.device.type == "cpu":
@@ -220,7 +240,7 @@ class _Registration:
 
 
 @contextlib.contextmanager
-def _plain(x: Tensor) -> Iterator[None]:
+def plain_types(x: Tensor) -> Iterator[None]:
     """Runs a module in the types it chose itself, on the device of its tensors."""
     with contextlib.ExitStack() as stack:
         kind = x.device.type

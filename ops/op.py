@@ -31,10 +31,15 @@ from linalg_dsl.ops.args import (
     const_numbers,
 )
 from linalg_dsl.ops.artefacts import Artefacts, Module, Passes
-from linalg_dsl.ops.carried import all_started
+from linalg_dsl.ops.carried import all_started, carried_dims
+from linalg_dsl.ops.decode import Decoder
+from linalg_dsl.ops.layout import turn_all
 from linalg_dsl.ops.library import Operator
 from linalg_dsl.ops.plan_view import Plan, StagePlan
+from linalg_dsl.ops.pool import call_with_pool
+from linalg_dsl.ops.positions import call_at_positions
 from linalg_dsl.ops.promises import check_promises
+from linalg_dsl.ops.quick import QuickCall, quick_is_safe
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.ops.sharded import is_sharded, run_sharded
 from linalg_dsl.ops.stage_op import Consts, Rounding, StageOp, States, constant
@@ -55,7 +60,14 @@ class CompiledOp:
     into a batch of one (``cu_seqlens_cpu``, the same on the CPU, spares a wait where one is needed;
     ``max_seqlen`` is a hint). The output is [B, T, H, V] in the type of v, and with
     ``output_final_state`` the state [N, H, K, V] in float32 (float64 for float64 inputs) comes second.
-    Several states go in as a sequence, a named tuple or a mapping, and come out as a named tuple.
+    Several states go in as a sequence, a named tuple or a mapping, and come out as a named tuple. States
+    handed in may be of any floating-point type (bfloat16 storage); they are computed with in float32.
+
+    ``slots`` [N] (int32 or int64): ``initial_state`` is a pool [P, H, ...] of which sequence n begins with
+    row ``slots[n]``; with ``output_final_state`` the final states are written there, in the pool's type, and
+    the pool is what is returned. A sequence with a negative slot starts as declared and is written nowhere.
+    ``state_positions`` (whole numbers, or a list of them for each packed sequence): the states after so
+    many tokens come last, [M, B, H, ...], of packed sequences [M, H, ...]; the call is cut there.
     """
 
     def __init__(
@@ -72,6 +84,10 @@ class CompiledOp:
             StageOp(stage.spec, _stage_options(options, self.stages, stage), passes)
             for stage in self.stages.stages
         )
+        self.decoder = Decoder(spec, options, passes)
+        self._quick: QuickCall | None = None
+        if self.stages.is_whole and len(spec.states) == 1 and quick_is_safe(options):
+            self._quick = QuickCall(spec, self.stage_ops[0].quick)
         self.program_text = None if self.stages.is_whole else emit_pipeline(self.stages)
         # what torch.compile traces through has to be there before it is called
         self.program = None
@@ -90,6 +106,8 @@ class CompiledOp:
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
         max_seqlen: int | None = None,
+        slots: Tensor | None = None,
+        state_positions: Sequence[Any] | None = None,
         **kwargs: Tensor | float,
     ) -> Any: ...
 
@@ -104,9 +122,26 @@ class CompiledOp:
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
         max_seqlen: int | None = None,
+        slots: Tensor | None = None,
+        state_positions: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens)
+        if slots is not None or state_positions is not None:
+            offsets = {"cu_seqlens": cu_seqlens, "cu_seqlens_cpu": cu_seqlens_cpu, "max_seqlen": max_seqlen}
+            if slots is not None:
+                more = {**kwargs, **offsets, "state_positions": state_positions}
+                return call_with_pool(self, args, more, initial_state, slots, output_final_state)
+            assert state_positions is not None
+            return call_at_positions(
+                self, args, kwargs, initial_state, state_positions, output_final_state, offsets
+            )
+        quick = None
+        if self._quick is not None and cu_seqlens is None and cu_seqlens_cpu is None:
+            quick = self._quick.describe(args, kwargs, initial_state, output_final_state)
+            found = None if quick is None else self._quick.replay(*quick)
+            if found is not None:
+                return (found[0], found[1]) if output_final_state else found[0]
+        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens, self.options.state_layout)
         _check_hints(self.spec.name, cu_seqlens, cu_seqlens_cpu, max_seqlen)
         if self.options.debug and not is_compiling():
             check_promises(self.spec, call.tensors)
@@ -126,13 +161,37 @@ class CompiledOp:
                 cu_seqlens = cu_seqlens_cpu
             runs = [partial(stage.run, backend, call.consts) for stage in self.stage_ops]
             o, states = self.run_stages(runs, call, cu_seqlens, output_final_state)
+            if quick is not None and self._quick is not None and backend == "triton":
+                numbers = self.stage_ops[0].numbers(call.consts)
+                self._quick.learn(quick[1], args, kwargs, call, numbers, output_final_state)
         return self._results(o, states, output_final_state)
 
-    def step(self, *args: Tensor, **kwargs: Any) -> Any:
-        """One decode step; not supported yet."""
-        raise ArgumentError(
-            f"{self.spec.name}: step is not supported yet; call the op with initial_state and T = 1"
-        )
+    def step(
+        self,
+        *args: Tensor,
+        state: Any = None,
+        slots: Tensor | None = None,
+        accepted: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Any]:
+        """A few tokens of many sequences, from states that are updated in place: ``(o, state)``.
+
+        Tensors are those of a call, [B, n, h, *dims] with n tokens each, one mostly; o is [B, n, H, ...].
+        ``state`` is what a call hands out, of any floating-point type (computed with in float32) and any
+        strides: entry b is sequence b's, and afterwards holds the state after its tokens. It is also what
+        is returned; None makes one that starts as declared. With ``slots`` [B] (int32 or int64, on the
+        device) the state is a pool [P, H, ...], of which sequence b has row ``slots[b]``. A negative slot
+        is padding: its output is zero and nothing is written. Two sequences with one slot leave there what
+        either of them wrote. A slot beyond the pool gives NaN on a GPU, an error on the CPU.
+
+        ``accepted`` (a number, or [B] on the device): of how many tokens of each sequence the state is
+        kept, where the others are drafts that may be rejected; the output is of all n. ``accepted=0`` only
+        looks ahead: then calling once more with what was accepted rolls back (derivation: the states after
+        any number of tokens follow from the state before them and the tokens themselves).
+
+        No gradients: raises ``ArgumentError`` where one would be wanted. Never waits for the device.
+        """
+        return self.decoder.step(self.backend_for, args, kwargs, state, slots, accepted)
 
     def reference(
         self,
@@ -144,7 +203,7 @@ class CompiledOp:
         **kwargs: Any,
     ) -> Any:
         """The step-by-step loop of the spec on the same arguments: any dtype, differentiable twice, slow."""
-        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens)
+        call = bind(self.spec, args, kwargs, initial_state, cu_seqlens, self.options.state_layout)
         o, states = self._step_loop(call, cu_seqlens, output_final_state, dtype)
         return self._results(o, states, output_final_state)
 
@@ -179,14 +238,16 @@ class CompiledOp:
             stage.artefacts()
 
     def source(self, which: str = "module", backend: str | None = None) -> str:
-        """The generated text: "forward" or "backward" with all they call, or the whole "module".
+        """The generated text: "forward", "backward" or "step" with all they call, or the whole "module".
 
         ``backend`` is "triton" or "torch"; by default what a call would use where tensors are on this
         machine's best device. Several stages stand one below the other, after the steps between them.
         """
-        if which not in ("forward", "backward", "module"):
-            raise ArgumentError(f"source is of forward, backward or module, got {which!r}")
+        if which not in ("forward", "backward", "step", "module"):
+            raise ArgumentError(f"source is of forward, backward, step or module, got {which!r}")
         chosen = backend or self._default_backend()
+        if which == "step":
+            return self.decoder.text(chosen)
         texts = [(s.spec.name, s.module_text(chosen)) for s in self.stage_ops]
         if which != "module":
             texts = [(name, part_of(text, which)) for name, text in texts]
@@ -265,18 +326,18 @@ class CompiledOp:
         def run(
             tensors: list[Tensor], initials: list[Tensor | None], offsets: Tensor | None
         ) -> tuple[Tensor, States]:
+            given = turn_all(initials, carried_dims(self.spec), self.options.state_layout)
             out = self(
                 *tensors,
-                initial_state=initials[0] if len(initials) == 1 else initials,
+                initial_state=given[0] if len(given) == 1 else given,
                 output_final_state=want,
                 cu_seqlens=offsets,
                 **dict(call.consts),
             )
-            return (
-                (out, ())
-                if not want
-                else (out[0], (out[1],) if isinstance(out[1], Tensor) else tuple(out[1]))
-            )
+            if not want:
+                return out, ()
+            lasts = (out[1],) if isinstance(out[1], Tensor) else tuple(out[1])
+            return out[0], turn_all(lasts, carried_dims(self.spec), self.options.state_layout)
 
         o, states = run_sharded(self.spec, call.tensors, call.initials, cu_seqlens, run)
         return self._results(o, states, want)
@@ -306,6 +367,7 @@ class CompiledOp:
     def _results(self, o: Tensor, states: States, want: bool) -> Any:
         if not want:
             return o
+        states = turn_all(states, carried_dims(self.spec), self.options.state_layout)
         return o, states[0] if len(states) == 1 else self.state_type(*states)
 
     @property

@@ -108,11 +108,11 @@ class SelfCheck:
         with _LOCK:
             if key in self._passed:
                 return
-            name = _name(module, key)
+            name = pass_name(module, key)
             if os.environ.get(ENVIRONMENT_VARIABLE) == "always" or name is None or not recorded(name):
                 known_answer(self.spec, module, self.exact(), tensors, self.consts, self.handed, launch)
                 if name is not None:
-                    record(name, _note(key))
+                    record(name, pass_note(key))
             self._passed.add(key)
 
     def _launch(self, module: ModuleType, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> Launch:
@@ -127,7 +127,9 @@ class SelfCheck:
             chunks = batch * -(-length // chunk) if offsets is None else length // chunk + sequences
             every = module.keep_every_state(chunks, heads, sizes.get("K", 1), sizes.get("V", 1))
         return Launch(
-            tuple(heads // n for n in counts), lanes_class(sequences * heads, _units(module, tensors)), every
+            tuple(heads // n for n in counts),
+            lanes_class(sequences * heads, units_of(module, tensors)),
+            every,
         )
 
 
@@ -209,7 +211,7 @@ def pinned(module: ModuleType, launch: Launch) -> ModuleType:
     if not hasattr(module, "device_limits"):
         return module
     copy = private_copy(module)
-    for name in ("choose_walk", "choose_step"):
+    for name in ("choose_walk", "choose_step", "choose_decode"):
         table: Callable[..., Any] | None = getattr(copy, name, None)
         if table is not None:
             setattr(copy, name, _for_lanes(table, launch.lanes))
@@ -228,21 +230,21 @@ def _for_lanes(table: Callable[..., Any], lanes: int) -> Callable[..., Any]:
     return choose
 
 
-def _units(module: ModuleType, tensors: tuple[Tensor, ...]) -> int:
+def units_of(module: ModuleType, tensors: tuple[Tensor, ...]) -> int:
     limits = getattr(module, "device_limits", None)
     return 1 if limits is None else int(limits(tensors[0].device)[0])
 
 
-def _name(module: ModuleType, key: tuple[object, ...]) -> str | None:
+def pass_name(module: ModuleType, key: tuple[object, ...]) -> str | None:
     """What a pass is noted under; None of a module that has no file, which names text and versions."""
     path = getattr(module, "__file__", None)
     if path is None:
         return None
-    digest = hashlib.sha256("\0".join([Path(path).stem, _note(key)]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\0".join([Path(path).stem, pass_note(key)]).encode()).hexdigest()[:16]
     return f"{Path(path).stem}_{digest}"
 
 
-def _note(key: tuple[object, ...]) -> str:
+def pass_note(key: tuple[object, ...]) -> str:
     _, device, dtypes, *rest = key
     assert isinstance(device, torch.device)
     runtime = torch.version.cuda or torch.version.hip or "none"

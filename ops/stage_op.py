@@ -17,7 +17,8 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import call_sizes, check_widths
 from linalg_dsl.ops.artefacts import Artefacts, Passes
 from linalg_dsl.ops.carried import all_started, started
-from linalg_dsl.ops.library import Operator, register
+from linalg_dsl.ops.library import Operator, register, registered
+from linalg_dsl.ops.quick import QuickStage
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.evaluate_form import run_form
 from linalg_dsl.planner.step_form import StepForm
@@ -43,6 +44,7 @@ class StageOp:
         self._derived: dict[Consts, Artefacts] = {}
         self._texts: dict[tuple[str, Consts], str] = {}
         self._prepared: dict[tuple[str | float, ...], str] = {}
+        self.quick = QuickStage(spec)
 
     def artefacts(self, consts: Consts = ()) -> Artefacts:
         """Canonical form and plans with these consts fixed."""
@@ -93,15 +95,24 @@ class StageOp:
             check_widths(self.spec, tensors)
         name = self._prepare(backend, *(word for pair in own for word in pair))
         given = dict(own)
-        numbers = [given.get(c.name, math.nan) for c in self.spec.consts]
+        numbers = self.numbers(own)
         if any(s.start != 0 and x is None for s, x in zip(self.spec.states, initials, strict=True)):
             sizes = call_sizes(self.spec, tensors, cu_seqlens, given)
             initials = started(self.spec, initials, sizes, tensors[0])
         leaves = (*tensors, *initials)
         save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
+        if backend == "triton" and cu_seqlens is None and not save and not torch.compiler.is_compiling():
+            found = self.quick(registered(name), leaves, numbers, want)
+            if found is not None:
+                return found[0], tuple(found[1:]) if want else (None,) * len(initials)
         operator = getattr(torch.ops.linalg_dsl, name)
         o, *states, _ = operator(*leaves, numbers, cu_seqlens, want, save)
         return o, tuple(states) if want else (None,) * len(states)
+
+    def numbers(self, consts: Consts) -> list[float]:
+        """Every const of the stage, NaN where it is not given."""
+        given = dict(consts)
+        return [given.get(c.name, math.nan) for c in self.spec.consts]
 
     def step_loop(
         self,

@@ -58,6 +58,10 @@ class Names:
     def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._taken = set(RESERVED) | set(reserved)
 
+    def reserve(self, words: Iterable[str]) -> None:
+        """Takes words that the text around uses."""
+        self._taken |= set(words)
+
     def unique(self, wanted: str) -> str:
         base = ascii_identifier(wanted)
         name, number = base, 1

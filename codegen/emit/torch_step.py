@@ -85,11 +85,11 @@ def emit_torch_step(
     ((_, o_node),) = forward.outputs
     consts = run_time_consts(spec, forward, backward)
     numbers = dict(form.consts)
-    fwd = _Function(spec, forward, consts, numbers, backward=False)
+    fwd = StepFunction(spec, forward, consts, numbers, backward=False)
     o, *after = fwd.run([o_node, *(c[3] for c in forward.carries)])
     states = [s.name for s in spec.states]
     next_states = [fwd.turned_state(s, x) for s, x in zip(states, after, strict=True)]
-    bwd = _Function(spec, backward, consts, numbers, backward=True)
+    bwd = StepFunction(spec, backward, consts, numbers, backward=True)
     reverse = {c[0]: c[3] for c in backward.carries if c[1] == "reverse"}
     gradients = dict(backward.outputs)
     texts = bwd.run([*(reverse[s] for s in states), *gradients.values()])
@@ -112,13 +112,13 @@ def emit_torch_step(
             const_names=literal(consts),
             timed=tuple_text(repr(i.timed) for i in spec.inputs),
             states=literal(states),
-            starts=tuple_text(_float(s.start) for s in spec.states),
+            starts=tuple_text(float_text(s.start) for s in spec.states),
             output_dims=repr(sized(dims, numbers)),
             chunk=chunk_size or CHUNK,
             inputs=tuple(fwd.inputs),
             forward_args=tuple(fwd.args),
             forward_lines=fwd.body(),
-            forward_result=", ".join([_turned(o.code, dims), *next_states]),
+            forward_result=", ".join([turned_text(o.code, dims), *next_states]),
             backward_args=tuple(bwd.args),
             backward_lines=bwd.body(),
             backward_result=f"{tuple_text(d_states)}, {tuple_text(grads)}",
@@ -139,7 +139,7 @@ def emit_torch_step(
     )
 
 
-class _Function:
+class StepFunction:
     """Argument names and the printer of one token's function."""
 
     def __init__(
@@ -193,7 +193,7 @@ class _Function:
         """The text of a state or its gradient as it lies in memory."""
         dims = next(s.dims for s in self.spec.states if s.name == state)
         like = self.leaves["carry", state]
-        return _turned(f"torch.full_like({like}, {value.code})" if value.scalar else value.code, dims)
+        return turned_text(f"torch.full_like({like}, {value.code})" if value.scalar else value.code, dims)
 
     def gradient(self, decl: Input, parts: Mapping[str, Text]) -> str:
         """One gradient of the input's shape: rows stacked, zero where unused; "None" where there is none."""
@@ -227,7 +227,7 @@ def turned(dims: Sequence[Dim]) -> bool:
     return len(dims) == 2 and dims[0] != dims[1] and tuple(map(str, dims)) != state_axes(dims)
 
 
-def _turned(code: str, dims: Sequence[Dim]) -> str:
+def turned_text(code: str, dims: Sequence[Dim]) -> str:
     return f"{code}.mT" if turned(dims) and code.isidentifier() else code
 
 
@@ -236,5 +236,5 @@ def _dims(spec: RecurrenceSpec) -> set[Dim]:
     return given - {"K", "V"}
 
 
-def _float(x: float) -> str:
+def float_text(x: float) -> str:
     return f'float("{x}")' if x in (float("inf"), float("-inf")) else repr(x)

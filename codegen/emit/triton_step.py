@@ -111,14 +111,16 @@ def emit_triton_step(
     default = VECTOR_CHUNK if all(len(s.dims) < 2 for s in form.spec.states) else CHUNK
     like = output_like(form.spec, handed)
     kind = "torch.float32" if wide else f"tensors[{like}].dtype"
-    emitter = _Emitter(form, schedule(forward, backward), chunk_size or default, invariant, kind)
+    emitter = StepEmitter(form, schedule(forward, backward), chunk_size or default, invariant, kind)
     text = emitter.run()
     if trace is not None:
         trace |= emitter.values
     return text
 
 
-class _Emitter:
+class StepEmitter:
+    """What the modules of step kernels have in common: names, sizes, launches."""
+
     def __init__(
         self, form: StepForm, plan: StepSchedule, chunk: int, invariant: bool, output_type: str
     ) -> None:
@@ -177,15 +179,15 @@ class _Emitter:
                 inputs_ascii=literal(self.inputs.values()),
                 const_names=literal(self.consts),
                 timed=repr(tuple(i.timed for i in spec.inputs)),
-                dims=repr(tuple(self._dims(i.dims) for i in spec.inputs)),
+                dims=repr(tuple(self.dims(i.dims) for i in spec.inputs)),
                 states=literal(s.name for s in spec.states),
-                state_dims=repr(tuple(self._dims(s.dims) for s in spec.states)),
+                state_dims=repr(tuple(self.dims(s.dims) for s in spec.states)),
                 state_count=len(spec.states),
                 state_layouts=tuple(
                     f"{ascii_text(s.name)} [{', '.join(['N', 'H', *map(str, s.dims)])}]" for s in spec.states
                 ),
                 whole_states=repr(whole),
-                output_dims=repr(self._dims(out)),
+                output_dims=repr(self.dims(out)),
                 library=library_functions(first.library | second.library),
                 kernels=(first.text.rstrip(), second.text.rstrip()),
                 inputs=", ".join(self.inputs.values()),
@@ -205,15 +207,15 @@ class _Emitter:
                 partial_rows=self._has_unused_rows(),
                 first_timed=next(i for i, decl in enumerate(spec.inputs) if decl.timed),
                 head_counts=head_counts(spec),
-                key=self._size("K"),
-                value=self._size("V"),
+                key=self.size("K"),
+                value=self.size("V"),
                 chunk_size=self.chunk,
-                own_dims=repr(tuple(self._dims([d for d in dims if d != plan.split]) for dims in held)),
+                own_dims=repr(tuple(self.dims([d for d in dims if d != plan.split]) for dims in held)),
                 cut=cut,
-                square=self._square(),
+                square=self.square(),
                 blocks=f"({cut} + self.block - 1) // self.block" if plan.split else "1",
                 split=repr(plan.split),
-                least=16 if self._factors() else 1,
+                least=16 if self.factors() else 1,
                 invariant=self.invariant,
                 table=tuple(functions_of(Path(step_table.__file__).read_text(encoding="utf-8")).values()),
             ),
@@ -223,17 +225,17 @@ class _Emitter:
     def _number(self, dim: Dim) -> int:
         return dim if isinstance(dim, int) else int(self.numbers[dim])
 
-    def _dims(self, dims: Sequence[Dim]) -> tuple[str | int, ...]:
+    def dims(self, dims: Sequence[Dim]) -> tuple[str | int, ...]:
         return sized(dims, self.numbers)
 
-    def _size(self, axis: str) -> str:
+    def size(self, axis: str) -> str:
         try:
             i, at = axis_source(self.spec, axis)
         except ArgumentError:
             return "1"  # no tensor has this axis
         return f"tensors[{i}].shape[{at}]"
 
-    def _factors(self) -> list[Axes]:
+    def factors(self) -> list[Axes]:
         """The axes of the matrices that are multiplied by matrices."""
         return [
             p.nodes[x].axes
@@ -243,10 +245,10 @@ class _Emitter:
             for x in n.args
         ]
 
-    def _square(self) -> str:
+    def square(self) -> str:
         """The elements of the largest square one among them."""
         sizes = {"K": "self.key * self.key", "V": "self.value * self.value"}
-        found = [sizes[a] for a in sizes if any(set(map(dimension, f)) == {a} for f in self._factors())]
+        found = [sizes[a] for a in sizes if any(set(map(dimension, f)) == {a} for f in self.factors())]
         return f"max({', '.join(found)})" if len(found) > 1 else next(iter(found), "0")
 
     # -- gradients ------------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ class _Emitter:
     def _buffers(self) -> list[str]:
         lines = []
         for name in self.inputs:
-            dims = repr(self._dims(self.spec.input(name).dims))
+            dims = repr(self.dims(self.spec.input(name).dims))
             lines += [
                 f"{buffer} = call.gradient({self.order[name]}, {partial}, {dims})"
                 for buffer, partial in self._written(name)
@@ -298,7 +300,7 @@ class _Emitter:
         if not used:
             return []
         items = (
-            f"call.kept({self._dims(s.dims)!r})" if f"kept[{i}]" in used else "None"
+            f"call.kept({self.dims(s.dims)!r})" if f"kept[{i}]" in used else "None"
             for i, s in enumerate(self.spec.states)
         )
         return [f"kept = [{', '.join(items)}]"]

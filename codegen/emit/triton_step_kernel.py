@@ -116,7 +116,7 @@ class _Kernel:
     def text(self, name: str, doc: str, *, reverse: bool) -> StepText:
         memory = self.memory
         rest = [line for lines in self.parts.values() for line in lines]
-        before = _without_unused(memory.before, rest)
+        before = without_unused(memory.before, rest)
         words = set(re.findall(r"\w+", "\n".join([*before, *rest])))
         wanted = {"U", "BLOCKS", "STAGES"} | (
             {"C", "W"} if reverse else {"C", "SAVE"} if self["keep"] else set()
@@ -168,7 +168,7 @@ def forward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepN
     k["body"].extend(out.lines)
     shape = spec.outputs[0].value.shape
     k.store_result(out, o_node, launcher.output, shape, partial=schedule.partial_output)
-    k["body"].append(_next_states(carries, plan, "forward", out, live=True))
+    k["body"].append(next_states(carries, plan, "forward", out, live=True))
     return k.text("forward", "One token after the other: outputs, and the states after them.", reverse=False)
 
 
@@ -208,7 +208,7 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
     leaves = {gradient_name(n): n for n in schedule.forward.nodes if n.op in ("input", "param")}
     for result, node in plan.outputs:
         _store_gradient(k, out, result, node, leaves[result])
-    k["body"].append(_next_states(d_states, plan, "reverse", out, live=True))
+    k["body"].append(next_states(d_states, plan, "reverse", out, live=True))
     return k.text(
         "backward", "From the last token to the first: the gradients of inputs and states.", reverse=True
     )
@@ -247,7 +247,7 @@ def _replay(
     k["replay_group"].extend(own.values())
     out = k.statements(forward, tiles, roots, given, own)
     k["replay"].extend(out.lines)
-    k["replay"].append(_next_states(running, forward, "forward", out))
+    k["replay"].append(next_states(running, forward, "forward", out))
     for key, every in own.items():
         if key not in names:
             names[key] = memory.names.unique(every)
@@ -256,7 +256,7 @@ def _replay(
     memory.token = "(U - (w + 1) * W + i)"
     out = k.statements(forward, tiles, roots, given, names)
     k["again"].extend(out.lines)
-    k["again"].append(_next_states(running, forward, "forward", out))
+    k["again"].append(next_states(running, forward, "forward", out))
     return found
 
 
@@ -281,7 +281,7 @@ def _store_gradient(k: _Kernel, out: StepStatements, result: str, n: int, leaf: 
     k["after"].append(memory.store(memory.pointer(argument), place, memory_axes(dims), tile, total))
 
 
-def _next_states(
+def next_states(
     carries: Mapping[str, str], plan: ChunkPlan, way: str, out: StepStatements, live: bool = False
 ) -> str:
     """All states at once: one may become what another was. A token that is not there leaves them alone."""
@@ -292,7 +292,7 @@ def _next_states(
     return f"{', '.join(carries.values())} = {', '.join(values)}"
 
 
-def _without_unused(before: Sequence[str], rest: Sequence[str]) -> list[str]:
+def without_unused(before: Sequence[str], rest: Sequence[str]) -> list[str]:
     """The lines without offsets and masks of axes that nothing mentions."""
     words = set(re.findall(r"\w+", "\n".join(rest)))
     kept: list[str] = []

@@ -24,7 +24,7 @@ from linalg_dsl.planner.ops import Axes, ordered
 from linalg_dsl.planner.plan import ChunkPlan, Node
 from linalg_dsl.planner.step_values import dimension, family
 
-_RESERVED = (
+RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "BLOCK", "BLOCKS", "PRECISION", "SAVE", "STAGES", "seq_start",
     "chunk_start", "i_block", "i_h", "i_n", "i_nh", "i_c", "i_ch", "i_step", "i_first", "there", "i",
     "i_back",
@@ -60,7 +60,7 @@ class StepMemory:
     spec: RecurrenceSpec
     schedule: StepSchedule
     launcher: StepNames
-    names: Names = field(default_factory=lambda: Names(reserved=_RESERVED))
+    names: Names = field(default_factory=lambda: Names(reserved=RESERVED))
     pointers: dict[str, str] = field(default_factory=dict)
     scalars: dict[str, str] = field(default_factory=dict)
     ratios: dict[str, None] = field(default_factory=dict)

@@ -79,10 +79,31 @@ def _split(forward: ChunkPlan, axis: str) -> StepSchedule | None:
             raise InternalError(f"the gradient {name} cannot be split over {axis}")
         if shares[node] == "partial":
             partial.add(name)
-    forward_shares = node_shares(prepared.nodes, axis)
+    return StepSchedule(axis, prepared, backward, _sums_output(prepared, axis), frozenset(partial))
+
+
+def decode_schedule(forward: ChunkPlan) -> StepSchedule:
+    """The split of a kernel that decodes: without partial outputs if there is such a one.
+
+    There is no backward: in its place stands the forward plan once more.
+    """
+    state_axes = {a for _, _, leaf, _ in forward.carries for a in forward.nodes[leaf].axes}
+    found: StepSchedule | None = None
+    for axis in (a for a in ("V", "K") if a in state_axes):
+        prepared = _with_first(forward, axis)
+        if prepared is None:
+            continue
+        partial = _sums_output(prepared, axis)
+        if not partial:
+            return StepSchedule(axis, prepared, prepared)
+        found = found or StepSchedule(axis, prepared, prepared, partial)
+    return found or StepSchedule(None, forward, forward)
+
+
+def _sums_output(prepared: ChunkPlan, axis: str) -> bool:
+    """Whether every program has a partial sum of the output."""
     ((_, output),) = prepared.outputs
-    summed = forward_shares[output] == "partial" and prepared.nodes[output].op != "first"
-    return StepSchedule(axis, prepared, backward, summed, frozenset(partial))
+    return node_shares(prepared.nodes, axis)[output] == "partial" and prepared.nodes[output].op != "first"
 
 
 def _cost(made: StepSchedule) -> float:

@@ -18,7 +18,7 @@ from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import Equation, RecurrenceSpec
 from linalg_dsl.planner.constants import Constants, find_constants
 from linalg_dsl.planner.plan import ChunkPlan, PlanBuilder
-from linalg_dsl.planner.step_values import StepExpressions, dimension, state_axes
+from linalg_dsl.planner.step_values import Before, StepExpressions, dimension, state_axes
 
 StepClass = Literal["scan", "sequential"]
 CONTRACTIONS = frozenset({"contract", "sum", "amax"})
@@ -42,16 +42,21 @@ class StepForm:
 
 
 def step_form(
-    spec: RecurrenceSpec, consts: Mapping[str, float] | None = None, reasons: tuple[str, ...] = ()
+    spec: RecurrenceSpec,
+    consts: Mapping[str, float] | None = None,
+    reasons: tuple[str, ...] = (),
+    before: Before | None = None,
 ) -> StepForm:
     """The step form of a legal spec; ``consts`` are values that replace the declared ones.
+
+    ``before``: the states that hold shifted inputs, by their name and row.
 
     Raises DslError where no input says how large an axis is, ArgumentError on unknown consts.
     """
     _check_axes(spec)
     constants = find_constants(spec, consts or {})
     kept = _run_time(spec, constants)
-    plan = _Derivation(spec, constants, kept).run()
+    plan = _Derivation(spec, constants, kept, before or {}).run()
     fixed = sorted(_used(spec, constants) - kept)
     return StepForm(
         spec, classify(plan), plan, reasons, tuple((c, float(constants.values[c])) for c in fixed)
@@ -74,7 +79,9 @@ def classify(plan: ChunkPlan) -> StepClass:
 
 
 class _Derivation:
-    def __init__(self, spec: RecurrenceSpec, constants: Constants, kept: frozenset[str]) -> None:
+    def __init__(
+        self, spec: RecurrenceSpec, constants: Constants, kept: frozenset[str], before: Before
+    ) -> None:
         self.b = PlanBuilder()
         self.spec = spec
         self.constants = constants
@@ -86,7 +93,7 @@ class _Derivation:
         self.next: dict[str, int] = {}
         self.updates = {e.target: e for e in spec.updates}
         normaliser = Normaliser(constants.sizes)
-        self.values = StepExpressions(self.b, spec, normaliser, self.past, self.present)
+        self.values = StepExpressions(self.b, spec, normaliser, self.past, self.present, before)
 
     def run(self) -> ChunkPlan:
         b = self.b

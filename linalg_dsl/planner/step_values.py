@@ -40,6 +40,8 @@ MOST_ROWS = 8
 
 Present = Callable[[str], int]
 """The node of a state after the token."""
+Before = Mapping[tuple[str, int | str | None], str]
+"""The state that holds a shifted input, or a row of it, as it was at the token before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def state_axes(dims: Sequence[Dim]) -> Axes:
 class StepExpressions(TokenExpressions):
     """Adds the nodes of one token's expressions: inputs as leaves without ``t``, states as given.
 
-    ``past`` holds the node of every state before the token; ``present`` gives the one after it.
+    ``past`` holds the node of every state before the token; ``present`` gives the one after it; ``before``
+    names the states that are inputs of the token before.
     """
 
     def __init__(
@@ -94,11 +97,13 @@ class StepExpressions(TokenExpressions):
         normaliser: Normaliser,
         past: Mapping[str, int],
         present: Present,
+        before: Before,
     ) -> None:
         super().__init__(builder, spec)
         self.normaliser = normaliser
         self.past = past
         self.present = present
+        self.before = before
 
     def full(self, expr: Expr) -> int:
         """The value with all axes of its shape: columns and rows alike as [D]."""
@@ -130,6 +135,8 @@ class StepExpressions(TokenExpressions):
         if symbol.name in self.past:
             return self.past[symbol.name] if symbol.time == -1 else self.present(symbol.name)
         if symbol.time == -1:
+            if (symbol.name, symbol.row) in self.before:
+                return self.past[self.before[symbol.name, symbol.row]]
             raise InternalError(f"{symbol.name} of the token before is not an input of this step")
         return super()._symbol(symbol)
 

@@ -239,11 +239,6 @@ def test_wrong_arguments_are_named() -> None:
         _wrong("cu_seqlens must rise from 0 to T = 9", *one, cu_seqlens=torch.tensor(offsets))
 
 
-def test_step_says_that_it_is_not_supported_yet() -> None:
-    with pytest.raises(ArgumentError, match="step is not supported yet"):
-        compiled("gated_delta").step()
-
-
 def test_a_name_that_every_call_uses_is_refused() -> None:
     with pytest.raises(ArgumentError, match="initial_state is a keyword of every call"):
         linalg_dsl.compile(
@@ -330,7 +325,7 @@ def test_forward_mode_derivatives_are_refused_not_lost() -> None:
         {"chunk_size": 0},
         {"chunk_size": 2.5},
         {"schedule": "two_level"},
-        {"state_layout": "vk"},
+        {"state_layout": "kvk"},
         {"tune": True},
     ],
 )

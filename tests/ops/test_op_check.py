@@ -10,6 +10,7 @@ import torch
 from op_cases import TEXTS, compiled, leaves
 
 import linalg_dsl
+from linalg_dsl import driver
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops import check
 from linalg_dsl.ops.artefacts import Artefacts, Passes
@@ -58,7 +59,7 @@ def test_check_sees_a_wrong_module(line: str, rows: str) -> None:
     def derive(spec: object, options: object, consts: object) -> Artefacts:
         return good.artefacts()
 
-    stages = Passes(derive, lambda artefacts, backend, options: text.replace(line, bad))
+    stages = Passes(derive, lambda artefacts, backend, options: text.replace(line, bad), driver.decode)
     report = CompiledOp(good.spec, good.options, stages).check(T=20, device="cpu")
     assert not report.ok
     assert report.worst.name == rows

@@ -12,6 +12,7 @@ from op_cases import TEXTS, compiled, leaves
 from torch import Tensor
 
 import linalg_dsl
+from linalg_dsl import driver
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.ops import selfcheck
 from linalg_dsl.ops.artefacts import Passes
@@ -134,6 +135,7 @@ def test_an_op_runs_it_before_its_first_kernel(monkeypatch: pytest.MonkeyPatch) 
     stages = Passes(
         lambda spec, options, consts: good.artefacts(),
         lambda made, kind, options: wrong if kind == "triton" else text,
+        driver.decode,
     )
     op = CompiledOp(good.spec, CompileOptions(backend="triton"), stages)
     monkeypatch.setenv("TRITON_INTERPRET", "1")

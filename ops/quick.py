@@ -1,0 +1,168 @@
+"""Calls of a chunk or step class without gradients, replayed (ops/replay.py) past dispatcher and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linalg_dsl.codegen.options import CompileOptions
+from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops.args import BoundCall
+from linalg_dsl.ops.library import Operator, plain_types
+from linalg_dsl.ops.replay import Key, Recorder, Replay, ReplayCache, current_stream, describe, is_plain
+
+
+class QuickStage:
+    """The forward runs of one stage on dense batches."""
+
+    def __init__(self, spec: RecurrenceSpec) -> None:
+        self.spec = spec
+        self.cache = ReplayCache()
+
+    def __call__(
+        self, operator: Operator, given: Sequence[Tensor | None], numbers: Sequence[float], want: bool
+    ) -> list[Tensor] | None:
+        """The output, then the states if ``want``; None if this run is not one to be replayed."""
+        if not is_plain() or _is_captured(given):
+            return None
+        leaves = [None if x is None else x.contiguous() for x in given]
+        found = describe(leaves)
+        if found is None:
+            return None
+        key = stage_key(found[0], leaves, numbers, want)
+        replay = self.cache.get(key)
+        if replay is not None:
+            return replay(leaves, found[1])
+        if not self.cache.is_due(key):
+            return None
+        results, replay = self._record(operator, leaves, numbers, want)
+        self.cache.keep(key, replay)
+        return results
+
+    def _record(
+        self, operator: Operator, leaves: Sequence[Tensor | None], numbers: Sequence[float], want: bool
+    ) -> tuple[list[Tensor], Replay | None]:
+        # objects of their own: one tensor may be given twice here, and not in a call that is alike
+        alone = [None if x is None else x.detach() for x in leaves]
+        known = {id(x): (i, 0) for i, x in enumerate(alone) if x is not None}
+        count = len(self.spec.inputs)
+        tensors = tuple(x for x in alone[:count] if x is not None)
+        consts = operator.numbers(tensors, numbers)
+        with plain_types(tensors[0]), Recorder(known, len(leaves)) as recorder:
+            o, states, _ = operator.module.forward(
+                tensors, tuple(alone[count:]), consts, None, want, False, launch=recorder.launch
+            )
+        results = [o, *(states or ())]
+        return results, recorder.replay(results, tensors[0])
+
+
+def stage_key(described: Key, leaves: Sequence[Tensor | None], numbers: Sequence[float], want: bool) -> Key:
+    """What a run is alike in; tables of a dense batch belong to the stream on which they were made."""
+    given = tuple(None if x != x else x for x in numbers)
+    return (described, given, want, _stream(leaves))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A call as a run of its only stage: the leaf that each of the stage's is (-1: none); what is copied."""
+
+    replay: Replay
+    order: tuple[int, ...]
+    copies: tuple[int, ...]
+
+
+class QuickCall:
+    """The calls of an op of one stage: a call like an earlier one is not bound and checked again."""
+
+    def __init__(self, spec: RecurrenceSpec, stage: QuickStage) -> None:
+        self.spec = spec
+        self.stage = stage
+        self._known: dict[Key, _Known] = {}
+        self.sure = all(s.start == 0 for s in spec.states)
+
+    def describe(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], initial: Any, want: bool
+    ) -> tuple[list[Tensor | None], Key, list[int]] | None:
+        """The tensors of a call, what it is like, and their addresses; None if it is to be looked at."""
+        if not args or not isinstance(args[0], Tensor) or not self.sure or not is_plain():
+            return None
+        words: list[object] = []
+        leaves: list[Any] = [*args]
+        for name, value in kwargs.items():
+            if isinstance(value, Tensor):
+                leaves.append(value)
+                words.append(name)
+            else:
+                words.append((name, value, type(value)))
+        if initial is None or isinstance(initial, Tensor):
+            leaves.append(initial)
+        else:
+            return None
+        if not all(x is None or isinstance(x, Tensor) for x in leaves) or _is_captured(leaves):
+            return None
+        found = describe(leaves)
+        if found is None:
+            return None
+        return leaves, (found[0], len(args), tuple(words), bool(want), _stream(leaves)), found[1]
+
+    def replay(
+        self, leaves: Sequence[Tensor | None], key: Key, addresses: Sequence[int]
+    ) -> list[Tensor] | None:
+        known = self._known.get(key)
+        if known is None:
+            return None
+        tensors = [None if i < 0 else leaves[i] for i in known.order]
+        places = [0 if i < 0 else addresses[i] for i in known.order]
+        for i in known.copies:
+            x = tensors[i]
+            assert x is not None
+            tensors[i] = x.contiguous()
+            places[i] = tensors[i].data_ptr()  # type: ignore[union-attr]
+        return known.replay(tensors, places)
+
+    def learn(
+        self,
+        key: Key,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        call: BoundCall,
+        numbers: Sequence[float],
+        want: bool,
+    ) -> None:
+        """Remembers how such a call is run, if its stage has a recording of it."""
+        initial = call.initials[0]
+        runs = [*call.tensors, initial]
+        leaves = [None if x is None else x.contiguous() for x in runs]
+        found = describe(leaves)
+        if found is None:
+            return
+        replay = self.stage.cache.get(stage_key(found[0], leaves, numbers, want))
+        if replay is None:
+            return
+        names = [d.name for d in self.spec.inputs]
+        given = [*names[: len(args)], *(n for n, x in kwargs.items() if isinstance(x, Tensor))]
+        order = [given.index(n) for n in names] + [-1 if initial is None else len(given)]
+        copies = [i for i, x in enumerate(runs) if x is not None and not x.is_contiguous()]
+        if len(self._known) > 1024:
+            self._known.clear()
+        self._known[key] = _Known(replay, tuple(order), tuple(copies))
+
+
+def quick_is_safe(options: CompileOptions) -> bool:
+    """Whether calls with these options may pass by the checks of every call."""
+    return options.backend in ("auto", "triton") and not options.debug and options.state_layout is None
+
+
+def _stream(leaves: Sequence[Tensor | None]) -> int:
+    x = next(x for x in leaves if x is not None)
+    return current_stream(x.get_device()) if x.is_cuda else 0
+
+
+def _is_captured(leaves: Sequence[Tensor | None]) -> bool:
+    """Whether the capture of a CUDA graph is under way, which makes its own tables."""
+    x = next((x for x in leaves if x is not None), None)
+    return x is not None and x.is_cuda and torch.cuda.is_current_stream_capturing()

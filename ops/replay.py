@@ -1,0 +1,286 @@
+"""Calls that are like an earlier one, launched again without the work that found out how.
+
+A generated module's function allocates results and launches kernels; which ones, and with what numbers, is
+the same for the same types, shapes, strides and alignments of its tensors. The second such call is recorded,
+and those after it allocate and launch what was recorded: no dispatcher, no checks, no choice of blocks, and
+Triton's compiled kernels are started without its search for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+_LARGEST = 1024
+"""Kept recordings of one operator; more are forgotten all at once."""
+_EMPTY = frozenset({"aten::empty", "aten::new_empty"})
+_ZEROS = frozenset({"aten::zeros", "aten::new_zeros"})
+Key = tuple[object, ...]
+
+
+def is_plain() -> bool:
+    """Whether nothing follows or transforms what is computed here: no compiler, mode or derivative."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
+def describe(tensors: Sequence[Tensor | None]) -> tuple[Key, list[int]] | None:
+    """What decides how these tensors are computed with, and their addresses; None if one is no plain tensor.
+
+    Also None where a gradient would be wanted.
+    """
+    grad = torch.is_grad_enabled()
+    key: list[object] = []
+    addresses: list[int] = []
+    for x in tensors:
+        if x is None:
+            key.append(None)
+            addresses.append(0)
+            continue
+        kind = type(x)
+        if (kind is not Tensor and kind is not Parameter) or (grad and x.requires_grad):
+            return None
+        address = x.data_ptr()
+        key += (x.dtype, x.get_device(), x.shape, x.stride(), address % 16)
+        addresses.append(address)
+    return tuple(key), addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory that a call allocates."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    zero: bool
+
+    def make(self) -> Tensor:
+        make = torch.zeros if self.zero else torch.empty
+        return make(self.shape, dtype=self.dtype, device=self.device)
+
+
+class CompiledLaunch:
+    """A kernel that Triton has compiled, with the arguments of one launch.
+
+    ``fill``: (place among the arguments, which address, bytes beyond it).
+    """
+
+    def __init__(
+        self,
+        compiled: Any,
+        programs: int,
+        arguments: Sequence[Any],
+        fill: Sequence[tuple[int, int, int]],
+        hooks: Any,
+        again: Callable[[Sequence[Tensor | None]], None],
+    ) -> None:
+        self.run = compiled.run
+        self.programs = programs
+        self.function = compiled.function
+        self.metadata = compiled.packed_metadata
+        self.arguments = list(arguments)
+        self.fill = tuple(fill)
+        self.hooks = hooks
+        self.again = again
+
+    def __call__(self, tensors: Sequence[Tensor | None], addresses: Sequence[int], stream: int) -> None:
+        if _has_hooks(self.hooks):  # a profiler: Triton tells it about launches of its own
+            self.again(tensors)
+            return
+        arguments = self.arguments.copy()
+        for place, which, beyond in self.fill:
+            arguments[place] = addresses[which] + beyond
+        self.run(
+            self.programs, 1, 1, stream, self.function, self.metadata, None, None, None, *arguments
+        )  # fmt: skip
+
+
+class OrdinaryLaunch:
+    """A launch in Triton's own way: in the interpreter, and where compiled kernels are unlike those known."""
+
+    def __init__(self, again: Callable[[Sequence[Tensor | None]], None]) -> None:
+        self.again = again
+
+    def __call__(self, tensors: Sequence[Tensor | None], addresses: Sequence[int], stream: int) -> None:
+        self.again(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One recorded call. ``results``: which of the buffers are the results."""
+
+    buffers: tuple[Buffer, ...]
+    launches: tuple[CompiledLaunch | OrdinaryLaunch, ...]
+    results: tuple[int, ...]
+    device: int
+    stream: Callable[[int], int]
+
+    def __call__(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> list[Tensor]:
+        """The results of the same call on other tensors, on the current stream of their device."""
+        if self.device >= 0 and self.device != torch.cuda.current_device():
+            with torch.cuda.device(self.device):
+                return self._run(tensors, addresses)
+        return self._run(tensors, addresses)
+
+    def _run(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> list[Tensor]:
+        made = [buffer.make() for buffer in self.buffers]
+        every, places = [*tensors, *made], [*addresses, *(x.data_ptr() for x in made)]
+        stream = self.stream(self.device)
+        for launch in self.launches:
+            launch(every, places, stream)
+        return [made[i] for i in self.results]
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs a function of a module and notes what it allocates and launches.
+
+    ``known``: the tensors given to it, each an object of its own: which leaf of the call it is, and how many
+    bytes beyond its first.
+    """
+
+    def __init__(self, known: Mapping[int, tuple[int, int]], leaves: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.known = dict(known)
+        self.leaves = leaves
+        self.made: list[Tensor] = []  # kept alive, as they are known by their identity
+        self.count = 0
+        self.buffers: list[Buffer] = []
+        self.launches: list[CompiledLaunch | OrdinaryLaunch] = []
+        self.clean = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if name in _EMPTY or name in _ZEROS:
+            self.known[id(out)] = (self.leaves + self.count, 0)
+            self.made.append(out)
+            self.count += 1
+            self.buffers.append(Buffer(tuple(out.shape), out.dtype, out.device, name in _ZEROS))
+        elif name == "aten::detach" and id(args[0]) in self.known:
+            # under a mode torch.empty returns another object for its tensor
+            self.known[id(out)] = self.known[id(args[0])]
+            self.made.append(out)
+        else:
+            self.clean = False
+        return out
+
+    def launch(
+        self,
+        kernel: Any,
+        programs: int,
+        arguments: Sequence[Any],
+        constants: Mapping[str, Any],
+        warps: int,
+        stages: int,
+    ) -> None:
+        """Launches a kernel; what generated modules call in place of their own function."""
+        with _disable_current_modes():  # what Triton does with tensors is none of the module's
+            compiled = kernel[(programs,)](*arguments, **constants, num_warps=warps, num_stages=stages)
+        fill = []
+        for place, x in enumerate(arguments):
+            if isinstance(x, Tensor) and id(x) in self.known:
+                fill.append((place, *self.known[id(x)]))
+        fixed = [None if id(x) in self.known and isinstance(x, Tensor) else x for x in arguments]
+        shapes = {p: (arguments[p].shape, arguments[p].stride(), arguments[p].dtype) for p, _, _ in fill}
+
+        def again(tensors: Sequence[Tensor | None]) -> None:
+            given = list(fixed)
+            for place, which, beyond in fill:
+                given[place] = _part(tensors[which], *shapes[place], beyond)
+            kernel[(programs,)](*given, **constants, num_warps=warps, num_stages=stages)
+
+        hooks = _hooks()
+        if hooks is None or not all(hasattr(compiled, n) for n in ("run", "function", "packed_metadata")):
+            self.launches.append(OrdinaryLaunch(again))
+            return
+        rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
+        self.launches.append(CompiledLaunch(compiled, programs, [*fixed, *rest], fill, hooks, again))
+
+    def replay(self, results: Sequence[Tensor], like: Tensor) -> Replay | None:
+        """What was recorded, if it is all that was done."""
+        places = [self.known.get(id(x), (-1, 0))[0] - self.leaves for x in results]
+        if not self.clean or min(places, default=0) < 0:
+            return None
+        return Replay(
+            tuple(self.buffers),
+            tuple(self.launches),
+            tuple(places),
+            like.get_device(),
+            current_stream if like.device.type == "cuda" else no_stream,
+        )
+
+
+@dataclass
+class ReplayCache:
+    """The recorded calls of one operator."""
+
+    found: dict[Key, Replay | bool] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, key: Key) -> Replay | None:
+        """The recording of such calls, if there is one."""
+        replay = self.found.get(key)
+        return replay if isinstance(replay, Replay) else None
+
+    def is_due(self, key: Key) -> bool:
+        """Whether such a call is to be recorded: the second one is, as many shapes come once only."""
+        seen = self.found.get(key)
+        if seen is not None:
+            return seen is True
+        with self.lock:
+            if len(self.found) >= _LARGEST:
+                self.found.clear()
+            self.found[key] = True
+        return False
+
+    def keep(self, key: Key, replay: Replay | None) -> None:
+        """Keeps a recording; None for what cannot be replayed."""
+        self.found[key] = False if replay is None else replay
+
+
+def _part(x: Tensor | None, shape: Any, stride: Any, dtype: torch.dtype, beyond: int) -> Tensor:
+    """The tensor that a launch got, of the leaf or buffer that it is a part of."""
+    if x is None:
+        raise AssertionError("a launch got no tensor")
+    offset = x.storage_offset() + beyond // x.element_size()
+    return x.as_strided(shape, stride, offset)
+
+
+def _hooks() -> Any:
+    """Triton's hooks of launches; None where this version keeps them elsewhere."""
+    try:
+        from triton import knobs
+
+        return knobs.runtime if hasattr(knobs.runtime, "launch_enter_hook") else None
+    except ImportError:
+        return None
+
+
+def _has_hooks(runtime: Any) -> bool:
+    for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook):
+        if hook is not None and getattr(hook, "calls", True):
+            return True
+    return False
+
+
+def current_stream(device: int) -> int:
+    """The handle of the stream on which a device's kernels are launched now."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
+
+
+def no_stream(device: int) -> int:
+    return 0
