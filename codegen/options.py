@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from linalg_dsl.errors import ArgumentError
 
 BACKENDS = ("auto", "triton", "torch", "reference")
-SCHEDULES = (None, "walk")
+SCHEDULES = (None, "walk", "two_level")
 LAYOUTS = (None, "kv", "vk")
 SUBSTEPS = (None, "micro", "expand")
 LARGEST_CHUNK = 1 << 20
@@ -21,6 +21,10 @@ class CompileOptions:
     takes any, the triton backend powers of two from 16 to 256. ``strict`` makes a slower path than the
     class promises an error, ``debug`` checks declared promises and offsets in every call (and waits for the
     device), ``invariant`` makes the plan depend on K, V, dtype and device only.
+
+    ``schedule`` "walk" goes over whole sequences; "two_level" cuts them into super-chunks of ``super_chunk``
+    chunks (None: so that they fill the card), for few heads and long sequences; None takes two levels where a
+    model of their time says that they are clearly faster. For the triton backend.
 
     ``substeps`` "micro" lays the substeps of a token out as tokens, "expand" writes them out as one update
     of higher rank; None takes what costs less. ``reverse`` runs from the last token of every sequence to the
@@ -42,6 +46,7 @@ class CompileOptions:
     substeps: str | None = None
     reverse: bool = False
     state_layout: str | None = None
+    super_chunk: int | None = None
     wide: bool = False
     handed: tuple[str, ...] = ()
 
@@ -49,13 +54,17 @@ class CompileOptions:
         if self.backend not in BACKENDS:
             raise ArgumentError(f"backend is one of {', '.join(BACKENDS)}, got {self.backend!r}")
         if self.schedule not in SCHEDULES:
-            raise ArgumentError(f"schedule {self.schedule!r} is not supported yet; use None or 'walk'")
+            raise ArgumentError(f"schedule is one of None, walk, two_level, got {self.schedule!r}")
         if self.substeps not in SUBSTEPS:
             raise ArgumentError(f"substeps is one of micro, expand, got {self.substeps!r}")
         if self.state_layout not in LAYOUTS:
             raise ArgumentError(f"state_layout is one of kv, vk, got {self.state_layout!r}")
-        size = self.chunk_size
-        if size is None:
-            return
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_CHUNK:
-            raise ArgumentError(f"chunk_size is a whole number from 1 to {LARGEST_CHUNK}, got {size!r}")
+        for name in ("chunk_size", "super_chunk"):
+            size = getattr(self, name)
+            whole = isinstance(size, int) and not isinstance(size, bool)
+            if size is not None and not (whole and 1 <= size <= LARGEST_CHUNK):
+                raise ArgumentError(f"{name} is a whole number from 1 to {LARGEST_CHUNK}, got {size!r}")
+        if self.super_chunk is not None and self.schedule != "two_level":
+            raise ArgumentError(
+                f"super_chunk={self.super_chunk} needs schedule='two_level', got {self.schedule!r}"
+            )

@@ -17,11 +17,30 @@ from linalg_dsl.errors import ArgumentError, DslError
 app = typer.Typer(
     help="Write the recurrence of a sequence mixer in one line; get checked, fused GPU kernels.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Spec = Annotated[str, typer.Argument(help="a .rec file, a name of the catalogue, or - for standard input")]
+
+def _names(incomplete: str) -> list[str]:
+    """For completion: names of the catalogue, and recurrences in files here."""
+    from linalg_dsl.ops.catalogue import catalogue_names
+
+    found = [*catalogue_names(), *(p.name for p in Path().glob("*.rec"))]
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def _codes(incomplete: str) -> list[str]:
+    from linalg_dsl.language.codes import EXPLANATIONS
+
+    return [code for code in EXPLANATIONS if code.startswith(incomplete.upper())]
+
+
+Spec = Annotated[
+    str,
+    typer.Argument(
+        help="a .rec file, a name of the catalogue, or - for standard input", autocompletion=_names
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 SizeK = Annotated[int, typer.Option("--K", min=1, max=512, help="size of the key axis")]
 SizeV = Annotated[int, typer.Option("--V", min=1, max=512, help="size of the value axis")]
@@ -64,6 +83,13 @@ def explain(
     """Derive the chunk form and print it: class, rewrites, equations, costs, stability, schedule.
 
     With B, T and H the schedule is that of such a call: its launches, their sizes, bytes and reasons.
+
+    \b
+    Examples:
+      linalg-dsl explain gated_delta_rule
+      linalg-dsl explain my.rec --B 8 --T 2048 --H 16 --K 128 --V 128
+      linalg-dsl explain kda --html kda.html
+      linalg-dsl explain kda --latex
     """
     import linalg_dsl
 
@@ -87,7 +113,10 @@ def explain(
 
 @app.command(name="compile")
 def compile_(
-    specs: Annotated[list[str] | None, typer.Argument(help="a .rec file or a name of the catalogue")] = None,
+    specs: Annotated[
+        list[str] | None,
+        typer.Argument(help="a .rec file or a name of the catalogue", autocompletion=_names),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="the whole catalogue")] = False,
     target: Annotated[
         list[str] | None, typer.Option(help="sm_80, sm_86, sm_90, sm_100, gfx942 or all; no GPU needed")
@@ -98,7 +127,14 @@ def compile_(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="folder for the generated modules")] = None,
     json: Json = False,
 ) -> None:
-    """Write the generated modules; with --target compile their kernels and print what they take."""
+    """Write the generated modules; with --target compile their kernels and print what they take.
+
+    \b
+    Examples:
+      linalg-dsl compile my.rec --out build
+      linalg-dsl compile kda gla --target sm_90
+      linalg-dsl compile --all --target all --json
+    """
     from linalg_dsl.cli_compile import compile_all
     from linalg_dsl.ops.catalogue import catalogue_names
 
@@ -132,24 +168,92 @@ def check(
         Path | None, typer.Option("--text", help="run over the bytes of this file instead of random inputs")
     ] = None,
     length: Annotated[int, typer.Option(min=1, help="bytes of the text that are used at most")] = 4096,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="check over T and strengths of gates, and plot the errors")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare output, final state and every gradient with the float64 step loop.
 
     Without sizes a few shapes and kinds of gates are tried, packed sequences among them. Exit status 1
     if an error is beyond its bound.
+
+    \b
+    Examples:
+      linalg-dsl check kda
+      linalg-dsl check my.rec --backend triton --gates strong --T 300 --K 64 --V 64
+      linalg-dsl check delta_rule --text README.md --length 1000
+      linalg-dsl check gla --plot errors.svg
     """
-    from linalg_dsl.cli_check import Request, check_on_text, check_random
+    from linalg_dsl.cli_check import Request, check_on_text, check_over_lengths, check_random
 
     request = Request(backend, device, dtype, seed)
     sizes = {n: s for n, s in zip("BTHKV", (B, T, H, K, V), strict=True) if s is not None}
     loaded, output = load_spec(spec), Output(json)
-    if text is not None:
+    if plot is not None:
+        if text is not None or gates is not None:
+            raise ArgumentError(
+                "--plot goes over gates and lengths of random inputs: leave out --text and --gates"
+            )
+        good = check_over_lengths(loaded, request, sizes, plot, output)
+    elif text is not None:
         good = check_on_text(loaded, request, text, length, sizes, output)
     else:
         good = check_random(loaded, request, gates, sizes, output)
     if not good:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def bench(
+    specs: Annotated[
+        list[str],
+        typer.Argument(help="a .rec file or a name of the catalogue", autocompletion=_names),
+    ],
+    backend: Backend = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; by default a GPU if there is one")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="of q, k, v; by default bfloat16 on a GPU, float32 on the CPU")
+    ] = None,
+    passes: Annotated[
+        list[str] | None, typer.Option("--pass", help="forward or training (with gradients); by default both")
+    ] = None,
+    B: MaybeB = None,
+    T: Annotated[
+        list[int] | None, typer.Option("--T", min=1, help="sequence length; several for plots")
+    ] = None,
+    H: MaybeH = None,
+    K: MaybeK = None,
+    V: MaybeV = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="also softmax attention, and fla-core's operators on a GPU")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=0.01, help="to spend on one measurement")] = 0.2,
+    plots: Annotated[Path | None, typer.Option("--plots", help="folder for plots, SVG and PNG")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="write table and plots as a page")] = None,
+    json: Json = False,
+) -> None:
+    """Measure operators: medians and spread, peak memory, launches, shares of what FLOPs and bytes take.
+
+    Times are of calls through torch. The two shares say what part of the time the plan's FLOPs, or its
+    bytes, alone would take at the rates of a large product and a large copy on the same device.
+
+    \b
+    Examples:
+      linalg-dsl bench gated_delta_rule kda --peers
+      linalg-dsl bench my.rec --T 512 --T 2048 --T 8192 --peers --html times.html
+      linalg-dsl bench delta_rule --device cpu --T 256 --K 32 --V 32 --pass forward --json
+    """
+    from linalg_dsl.cli_bench import Wanted, run_bench
+    from linalg_dsl.cli_check import Request
+
+    place = Request(backend, device, dtype or "float32").torch_device().type
+    chosen = dtype or ("bfloat16" if place == "cuda" else "float32")
+    wanted = Wanted(B, T or (), H, K, V, passes or (), peers, seconds)
+    loaded = [load_spec(name) for name in specs]
+    run_bench(loaded, Request(backend, device, chosen), wanted, plots, html, Output(json))
 
 
 @app.command()
@@ -159,7 +263,13 @@ def export(
     backend: Annotated[str, typer.Option(help="triton or torch")] = "triton",
     json: Json = False,
 ) -> None:
-    """Write one file that computes the recurrence and needs only torch and triton."""
+    """Write one file that computes the recurrence and needs only torch and triton.
+
+    \b
+    Examples:
+      linalg-dsl export kda kda_kernels.py
+      linalg-dsl export my.rec mine.py --backend torch
+    """
     import linalg_dsl
 
     op = linalg_dsl.compile(load_spec(spec), backend=backend)
@@ -172,7 +282,13 @@ def export(
 
 @app.command()
 def doctor(json: Json = False) -> None:
-    """Say what this machine offers and whether each backend works on it."""
+    """Say what this machine offers and whether each backend works on it.
+
+    \b
+    Examples:
+      linalg-dsl doctor
+      linalg-dsl doctor --json
+    """
     from dataclasses import asdict
 
     from linalg_dsl.cli_doctor import examine
@@ -196,16 +312,77 @@ def demo(
         "build"
     ),
 ) -> None:
-    """The whole way of the gated delta rule: derivation, kernels, checks, a run over a text."""
+    """The whole way of the gated delta rule: derivation, kernels, checks, a run over a text.
+
+    \b
+    Examples:
+      linalg-dsl demo --out build
+      linalg-dsl demo --text README.md
+    """
     from linalg_dsl.cli_demo import run_demo
 
     if not run_demo(text, out, Output(False)):
         raise typer.Exit(FAILED)
 
 
+@app.command()
+def sweep(
+    specs: Annotated[
+        list[str], typer.Argument(help=".rec files, names of the catalogue, or folders of .rec files")
+    ],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="an edit, 'NAME: alternative, alternative'; several are combined"),
+    ] = None,
+    B: Annotated[int, typer.Option("--B", min=1, help="batch, for times")] = 2,
+    T: Annotated[int, typer.Option("--T", min=1, help="sequence length, for times")] = 2048,
+    H: Annotated[int, typer.Option("--H", min=1, help="heads, for times")] = 8,
+    K: SizeK = 64,
+    V: SizeV = 64,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; by default a GPU if there is one")
+    ] = None,
+    backend: Backend = "auto",
+    check: Annotated[bool, typer.Option(help="compare with the float64 step loop")] = True,
+    recall: Annotated[
+        int, typer.Option(min=0, help="train on recall for so many steps (900 is enough); 0: do not")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="of random inputs and training")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="a JSON file for the rows; run again, it goes on there")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="a CSV file for the table")] = None,
+    plots: Annotated[Path | None, typer.Option(help="a folder for bar charts (needs matplotlib)")] = None,
+    json: Json = False,
+) -> None:
+    """Compare variants of a recurrence: class, cost, errors, times on a GPU, memory, recall.
+
+    An edit changes an input, const, state or the output by its name, `gate`, or `rank`:
+
+    linalg-dsl sweep delta_rule --vary "gate: none, scalar, [K], exp(-softplus(a_t))" --vary "rank: 1..3"
+
+    Exit status 1 if an error is beyond its bound.
+    """
+    from linalg_dsl.cli_sweep import Files, run_sweep
+
+    options = {
+        "B": B, "T": T, "H": H, "K": K, "V": V, "dtype": dtype, "device": device, "backend": backend,
+        "check": check, "recall_steps": recall or None, "seed": seed,
+    }  # fmt: skip
+    if not run_sweep(specs, vary or [], Files(out, csv, plots), Output(json), options):
+        raise typer.Exit(FAILED)
+
+
 @app.command(name="list")
 def list_(json: Json = False) -> None:
-    """List the recurrences of the catalogue."""
+    """List the recurrences of the catalogue.
+
+    \b
+    Examples:
+      linalg-dsl list
+      linalg-dsl list --json
+    """
     from linalg_dsl.language.printer import show_expr
     from linalg_dsl.ops.catalogue import catalogue_names
 
@@ -222,13 +399,20 @@ def list_(json: Json = False) -> None:
 
 
 @app.command(name="explain-error")
-def explain_error(code: str, json: Json = False) -> None:
-    """Say what a code of a mistake, such as E302, means."""
-    from linalg_dsl.language.codes import EXPLANATIONS
+def explain_error(
+    code: Annotated[
+        str | None, typer.Argument(help="such as E302; without one, all codes", autocompletion=_codes)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what a code of a mistake means, with a wrong and a right example.
 
-    found = EXPLANATIONS.get(code.upper())
-    if found is None:
-        known = ", ".join(sorted(EXPLANATIONS))
-        raise ArgumentError(f"there is no code {code!r}; the codes are {known}")
-    paragraph = " ".join(found.split())
-    Output(json).text(f"{code.upper()}: {paragraph}", {"code": code.upper(), "explanation": paragraph})
+    \b
+    Examples:
+      linalg-dsl explain-error
+      linalg-dsl explain-error E302
+    """
+    from linalg_dsl.cli_errors import error_page, overview
+
+    text, data = overview() if code is None else error_page(code)
+    Output(json).text(text, data)

@@ -77,6 +77,34 @@ def check_random(
     return _conclude(reports, output)
 
 
+LENGTHS = (16, 64, 256, 1024)
+STRENGTHS = ("mild", "slow", "strong")
+
+
+def check_over_lengths(
+    spec: RecurrenceSpec, request: Request, sizes: Mapping[str, int], plot: Path, output: Output
+) -> bool:
+    """Checks over lengths and strengths of gates, and plots the largest error of each."""
+    from linalg_dsl import plots
+
+    if unused := set(sizes) & {"T"}:
+        raise ArgumentError(f"--{min(unused)} has no meaning with --plot, which goes over lengths")
+    op = compiled(spec, request, output)
+    reports, points = [], []
+    for gates in STRENGTHS:
+        for length in LENGTHS:
+            case = {"B": 1, "H": 2, **sizes, "T": length, "gates": gates}
+            with output.working(f"checking {spec.name}: {gates} gates, T {length}"):
+                report = op.check(
+                    dtype=request.torch_dtype(), device=request.torch_device(), seed=request.seed, **case
+                )
+            worst = report.worst
+            points.append({"T": length, "gates": gates, "error": worst.l2, "bound": worst.bound})
+            reports.append(report)
+    output.note(f"wrote {plots.save(plots.errors(points), plot)}")
+    return _conclude(reports, output)
+
+
 def check_on_text(
     spec: RecurrenceSpec,
     request: Request,

@@ -49,6 +49,7 @@ def compile(
     debug: bool = False,
     tune: bool = False,
     substeps: str | None = None,
+    super_chunk: int | None = None,
 ) -> CompiledOp:
     """Compiles a recurrence: a spec, a function under ``@recurrence``, a text, or the path of a file.
 
@@ -57,7 +58,7 @@ def compile(
     """
     _refuse(tune=tune)
     options = CompileOptions(
-        backend, chunk_size, schedule, invariant, strict, debug, substeps, reverse, state_layout
+        backend, chunk_size, schedule, invariant, strict, debug, substeps, reverse, state_layout, super_chunk
     )
     op = assemble(read_spec(spec), options)
     op.derive()
@@ -91,6 +92,7 @@ def read_spec(source: RecurrenceSpec | PythonRecurrence | str | Path) -> Recurre
 
 def derive(spec: RecurrenceSpec, options: CompileOptions, consts: Mapping[str, float]) -> Artefacts:
     """The spec in canonical form and its chunk plans, with the given consts as numbers."""
+    from linalg_dsl.codegen.schedule.two_level import check_two_level
     from linalg_dsl.ops.artefacts import Artefacts
     from linalg_dsl.planner.adjoint import backward
     from linalg_dsl.planner.chunkwise import derive as chunk_form
@@ -100,10 +102,14 @@ def derive(spec: RecurrenceSpec, options: CompileOptions, consts: Mapping[str, f
 
     form = find_form(spec, consts)
     if isinstance(form, StepForm):
+        if options.schedule == "two_level":
+            raise ArgumentError(f"schedule two_level needs a chunk form, and {form.spec.name} has none")
         _note_slower_path(form, options)
         token = step_plan(form)
         return Artefacts(spec, form, token, step_backward(token))
     forward = chunk_form(form)
+    if options.schedule == "two_level":
+        check_two_level(forward)
     return Artefacts(spec, form, forward, backward(forward))
 
 
@@ -123,7 +129,8 @@ def emit(artefacts: Artefacts, backend: str, options: CompileOptions, trace: Tra
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            return emit_triton(form, *plans, **_triton_options(options), trace=trace)
+            given = {**_triton_options(options), "schedule": options.schedule}
+            return emit_triton(form, *plans, **given, super_chunk=options.super_chunk, trace=trace)
         case _:
             raise InternalError(f"no module for backend {backend}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
     from linalg_dsl.planner.step_verdict import StepExplanation
     from linalg_dsl.planner.verdict import Explanation
+    from linalg_dsl.planner.work import Work
     from linalg_dsl.report.parts import Call, Part
 
 
@@ -97,6 +98,16 @@ class StagePlan:
             schedule=schedule,
         )
 
+    def work(self, K: int, V: int, element_bytes: int = 2) -> Work:
+        """FLOPs and bytes per token and head, in the chunks that run where nothing else is asked for."""
+        from linalg_dsl.codegen.schedule.describe import chosen_chunk
+        from linalg_dsl.planner.work import work_of
+
+        form, chunk = self.artefacts.form, self.chunk_size or 1
+        if self.chunk_size is None and not isinstance(form, StepForm):
+            chunk = chosen_chunk(self.kernels, K=K, V=V, dtype="bfloat16")
+        return work_of(form, self.forward, self.backward, chunk, K, V, element_bytes)
+
     def part(self, call: Call) -> Part:
         """What an HTML page shows of this stage."""
         from linalg_dsl.report.parts import make_part
@@ -167,6 +178,22 @@ class Plan:
         ]
         return PlanExplanation(self.steps, tuple(parts))
 
+    def launches(self) -> tuple[int, int]:
+        """How many kernels a forward and a backward launch on a GPU."""
+        counts = [
+            (1, 1)
+            if isinstance(plan.artefacts.form, StepForm)
+            else (len(plan.kernels.forward), len(plan.kernels.backward))
+            for plan in self.stages
+        ]
+        return sum(f for f, _ in counts), sum(b for _, b in counts)
+
+    def sized_stages(self, K: int, V: int) -> Iterator[tuple[StagePlan, int, int]]:
+        """The stages, each with its own K and V where those of the whole are given."""
+        for plan, stage in zip(self.stages, self.steps.stages, strict=True):
+            key, value = self._sizes(stage, K, V)
+            yield plan, key or K, value or V
+
     def to_latex(self) -> str:
         """The derivation as LaTeX."""
         return self.explain().to_latex()
@@ -191,10 +218,10 @@ class Plan:
         from linalg_dsl.report.page import make_page
         from linalg_dsl.report.parts import Call
 
-        parts = []
-        for plan, stage in zip(self.stages, self.steps.stages, strict=True):
-            key, value = self._sizes(stage, K, V)
-            parts.append(plan.part(Call(B, T, H, key or K, value or V, dtype, target)))
+        parts = [
+            plan.part(Call(B, T, H, key, value, dtype, target))
+            for plan, key, value in self.sized_stages(K, V)
+        ]
         verdict = PlanExplanation(self.steps, tuple(p.explanation for p in parts)).verdict
         target_path = Path(path)
         target_path.write_text(make_page(self.steps, verdict, parts), encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -27,12 +27,14 @@ from linalg_dsl.codegen.emit.signature import (
 from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
+from linalg_dsl.codegen.emit.triton_levels import RESERVED, LevelsPrinter, LevelsText
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.cut import cut
 from linalg_dsl.codegen.schedule.describe import is_crowded, plan_class, summed_axis
-from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Direction, Kernel, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.lower import lower
+from linalg_dsl.codegen.schedule.two_level import first_walk, why_one_level
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
@@ -88,13 +90,15 @@ class TritonModule:
     decay: str
     rank: int
     crowded: bool
+    state_count: str
     segment: int
     exact: bool
     invariant: bool
     table: tuple[str, ...]
+    levels: LevelsText | None
 
 
-def schedule(forward: ChunkPlan, backward: ChunkPlan) -> KernelPlan:
+def kernel_plan(forward: ChunkPlan, backward: ChunkPlan) -> KernelPlan:
     """The kernels of both plans."""
     return cut(lower(forward, backward))
 
@@ -108,21 +112,27 @@ def emit_triton(
     wide: bool = False,
     handed: tuple[str, ...] = (),
     trace: Trace | None = None,
+    schedule: str | None = "walk",
+    super_chunk: int | None = None,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
     ``chunk_size``: a power of two from 16 to 256, or None for the table's choice at each call.
     ``invariant``: nothing about a call but K, V, dtype and device decides how it is computed. ``wide``: the
     output is float32. ``handed``: inputs whose types do not decide that of the operands of products.
-    ``trace`` takes up what the names in the kernels stand for. The text depends on nothing but the arguments
-    and this package's version.
+    ``trace`` takes up what the names in the kernels stand for. ``schedule``: "walk", "two_level" (with
+    super-chunks of ``super_chunk`` chunks, None for a choice at each call), or None for a choice between them
+    at each call. The text depends on nothing but the arguments and this package's version. Raises
+    ``ArgumentError`` where there is no such schedule.
     """
     if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
         raise ArgumentError(
             f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}"
         )
-    plan = schedule(forward, backward)
-    emitter = _Emitter(canonical, plan, chunk_size, invariant, wide, handed)
+    plan = kernel_plan(forward, backward)
+    levels = schedule == "two_level" or (schedule is None and not invariant and not why_one_level(plan.plan))
+    forced = schedule == "two_level"
+    emitter = _Emitter(canonical, plan, chunk_size, invariant, wide, handed, levels, forced, super_chunk)
     text = emitter.run()
     if trace is not None:
         trace |= emitter.values
@@ -138,6 +148,9 @@ class _Emitter:
         invariant: bool,
         wide: bool,
         handed: tuple[str, ...],
+        levels: bool,
+        forced: bool,
+        super_chunk: int | None,
     ) -> None:
         self.canonical = canonical
         self.spec: RecurrenceSpec = canonical.spec
@@ -148,13 +161,18 @@ class _Emitter:
         self.invariant = invariant
         self.wide = wide
         self.handed = handed
+        self.has_levels = levels
+        self.forced = forced
+        self.super_chunk = super_chunk
         self.consts = run_time_consts(self.spec, plan.plan)
         self.counts = {i.name: row_count(i, dict(canonical.consts)) for i in self.spec.inputs}
         names = Names(
             reserved=(
                 "call", "tensors", "consts", "cu_seqlens", "dry", "save", "residuals",
                 "initial_state", "initial_states", "final_state", "final_states", "output_final_state",
-                "d_o", "d_state", "d_finals", "d_final_state", "d_initial_state", *boundary_tensors(plan),
+                "d_o", "d_state", "d_finals", "d_final_state", "d_initial_state", "d_final_states",
+                "d_initial_states", *boundary_tensors(plan),
+                *RESERVED,
             )
         )  # fmt: skip
         self.inputs = {i.name: names.unique(i.name) for i in self.spec.inputs}
@@ -175,6 +193,10 @@ class _Emitter:
             for k in (*plan.forward, *plan.backward)
         }
         self.values = {text.name: text.values for text in printed.values()}
+        levels = None
+        if self.has_levels:
+            levels = LevelsPrinter(plan, memory, self.title, state_dims, self._short(), self._launch_walk)
+            self.values |= {text.name: text.values for text in levels.printed.values()}
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
         key, value = axis_source(spec, "K"), axis_source(spec, "V")
         saved = [b for b in plan.buffers if b.saved]
@@ -183,7 +205,7 @@ class _Emitter:
         decay, rank = plan_class(plan.plan)
         numbers = dict(self.canonical.consts)
         dims = sized(output_dims(spec), numbers)
-        used = frozenset().union(*(p.library for p in printed.values()))
+        used = frozenset().union(*(p.library for p in printed.values()), levels.library if levels else ())
         return render(
             "triton_module.py.jinja",
             TritonModule(
@@ -201,17 +223,20 @@ class _Emitter:
                 output_shape=output_shape(dims, "call."),
                 partial_rows=self._has_unused_rows(),
                 library=library_functions(used),
-                kernels=tuple(p.text.rstrip() for p in printed.values()),
+                kernels=(*(p.text.rstrip() for p in printed.values()), *(levels.kernels if levels else ())),
                 inputs=", ".join(self.inputs.values()),
                 consts=", ".join(self.const_args.values()),
                 output=self.output,
                 output_like=output_like(spec, self.handed),
                 wide=self.wide,
                 cotangent=self.cotangent,
-                forward_buffers=tuple(
-                    self._allocation(b.node) for b in plan.buffers if self._made_forward(b.node)
+                forward_buffers=(
+                    *(self._allocation(b.node) for b in plan.buffers if self._made_forward(b.node)),
+                    *(levels.allocations() if levels else ()),
                 ),
-                forward_launches=tuple(self._launch(printed[k.name]) for k in plan.forward),
+                forward_launches=self._launches(
+                    plan.forward, "forward", printed, levels.forward_lines() if levels else ()
+                ),
                 residuals=", ".join(self.buffers[b.node] for b in saved),
                 residual_count=len(saved),
                 backward_buffers=(
@@ -223,7 +248,9 @@ class _Emitter:
                     ),
                     *(f"{name} = {made}" for name, made in extra.items()),
                 ),
-                backward_launches=tuple(self._launch(printed[k.name]) for k in plan.backward),
+                backward_launches=self._launches(
+                    plan.backward, "reverse", printed, levels.backward_lines() if levels else ()
+                ),
                 gradients=tuple(self._gradient(i, memory) for i in self.gradients),
                 first_timed=token,
                 head_counts=head_counts(spec),
@@ -239,10 +266,12 @@ class _Emitter:
                 decay=repr(decay),
                 rank=rank,
                 crowded=is_crowded(plan.plan),
+                state_count=", states=len(STATES)" if len(spec.states) > 1 else "",
                 segment=SEGMENT,
                 exact=any(b.exact for b in boundaries) or self.invariant,
                 invariant=self.invariant,
                 table=table_functions(),
+                levels=levels.text(self.super_chunk, self.forced) if levels else None,
             ),
         )
 
@@ -318,7 +347,55 @@ class _Emitter:
         )
 
     # -- launches -------------------------------------------------------------------------------------
+    def _launches(
+        self, kernels: Sequence[Kernel], direction: Direction, printed: Mapping[str, KernelText],
+        before: Sequence[str],
+    ) -> tuple[str, ...]:  # fmt: skip
+        """The lines that start these kernels, with those ``before`` the first walk in a direction."""
+        first = first_walk(kernels, direction) if before else None
+        out: list[str] = []
+        for kernel in kernels:
+            out += before if kernel is first else ()
+            out.append(self._launch(printed[kernel.name]))
+        return tuple(out)
+
     def _launch(self, text: KernelText) -> str:
+        kernel = text.kernel
+        if kernel.family == "prep":
+            blocks = lone_transform(self.plan.plan.nodes, kernel) if self._short() else 1
+            more = f", blocks={blocks}" if blocks > 1 else ""
+            return f"call.prep({text.name}, {kernel not in self.plan.forward}, {self._operands(text)}{more})"
+        return self._launch_walk(text, *self._ends(kernel), "")
+
+    def _launch_walk(self, text: KernelText, first: str, last: str, more: str) -> str:
+        """A walk from the state ``first``, which leaves its last one in ``last``."""
+        return (
+            f'call.walk({text.name}, "{text.kernel.split}", {tuple_text(map(repr, text.loads))}, '
+            f"{self._operands(text, f', {first}, {last}')}{more})"
+        )
+
+    def _ends(self, kernel: Kernel) -> tuple[str, str]:
+        """The tensors that a walk starts from and leaves its last states in: as many as there are states."""
+        two = self.has_levels
+        if kernel in self.plan.forward:
+            final = kernel is [k for k in self.plan.forward if k.family == "walk"][-1]
+            return (
+                "(super_first,)" if two else "initial_states",
+                "NO_STATES" if not final else "(super_last,)" if two else "final_states or NO_STATES",
+            )
+        if kernel.direction == "forward":
+            first = "(super_starts if call.super_chunk else initial_state,)"
+            return first if two else "initial_states", "NO_STATES"
+        v_split = kernel.split == "V" or not any(
+            k.direction == "reverse" and k.split == "V" for k in self.plan.backward
+        )
+        return (
+            "(super_first,)" if two else "d_final_states",
+            "NO_STATES" if not v_split else "(super_last,)" if two else "d_initial_states",
+        )
+
+    def _operands(self, text: KernelText, states: str = "") -> str:
+        """The tensors and numbers of a launch; ``states`` stand between them."""
         kernel = text.kernel
         scalars = tuple_text(text.scalars)
         ratios = [str(i) for i, a in enumerate(self.inputs.values()) if f"R_{a}" in text.constants]
@@ -333,24 +410,7 @@ class _Emitter:
             name = self.buffers[b.node]
             if b.shares and f"P_{name}" in text.constants:
                 more += f", P_{name}={name}.shape[-1]"
-        blocks = lone_transform(self.plan.plan.nodes, kernel) if self._short() else 1
-        more += f", blocks={blocks}" if blocks > 1 else ""
-        if kernel.family == "prep":
-            return f"call.prep({text.name}, {not forward}, {tensors}, {scalars}{rest}{more})"
-        if forward:
-            final = kernel is [k for k in self.plan.forward if k.family == "walk"][-1]
-            first, last = "initial_state", "final_state" if final else "None"
-        elif kernel.direction == "forward":
-            first, last = "initial_state", "None"
-        else:
-            v_split = kernel.split == "V" or not any(
-                k.direction == "reverse" and k.split == "V" for k in self.plan.backward
-            )
-            first, last = "d_final_state", "d_initial_state" if v_split else "None"
-        return (
-            f'call.walk({text.name}, "{kernel.split}", {tuple_text(map(repr, text.loads))}, {tensors}, '
-            f"{first}, {last}, {scalars}{rest}{more})"
-        )
+        return f"{tensors}{states}, {scalars}{rest}{more}"
 
 
 def library_functions(wanted: Iterable[str]) -> tuple[str, ...]:

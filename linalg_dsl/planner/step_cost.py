@@ -48,7 +48,9 @@ class StepCost:
         return tuple(found)
 
 
-def step_cost(form: StepForm, forward: ChunkPlan, backward: ChunkPlan, key: int, value: int) -> StepCost:
+def step_cost(
+    form: StepForm, forward: ChunkPlan, backward: ChunkPlan, key: int, value: int, element_bytes: int = 2
+) -> StepCost:
     """Products and elementwise work count alike: both run on the same units here."""
     spec = form.spec
     numbers = dict(form.consts)
@@ -57,10 +59,11 @@ def step_cost(form: StepForm, forward: ChunkPlan, backward: ChunkPlan, key: int,
         sizes |= {str(d): int(numbers.get(str(d), 0) or d) for d in decl.dims if d not in ("K", "V")}
     gates = {i.name for i in spec.inputs if i.kind != "plain"}
     moved = {
-        i.name: _size(tuple(map(str, i.dims)), sizes) * (4 if i.name in gates else 2) for i in spec.inputs
+        i.name: _size(tuple(map(str, i.dims)), sizes) * (4 if i.name in gates else element_bytes)
+        for i in spec.inputs
     }
     given = sum(moved[i.name] for i in spec.inputs if i.timed)
-    out = sum(_size(forward.nodes[n].axes, sizes) * 2 for _, n in forward.outputs)
+    out = sum(_size(forward.nodes[n].axes, sizes) * element_bytes for _, n in forward.outputs)
     state = int(sum(4 * _size(forward.nodes[leaf].axes, sizes) for _, _, leaf, _ in forward.carries))
     states = [after for _, _, _, after in forward.carries]
     return StepCost(

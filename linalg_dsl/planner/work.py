@@ -41,10 +41,14 @@ def work_of(
     chunk: int,
     key: int,
     value: int,
+    element_bytes: int = _SHORT,
 ) -> Work:
-    """The work of a plan in chunks of ``chunk`` tokens; a step form has none, and takes no notice of it."""
+    """The work of a plan in chunks of ``chunk`` tokens; a step form has none, and takes no notice of it.
+
+    ``element_bytes``: of an element of what has an axis K or V and is no gate.
+    """
     if isinstance(form, StepForm):
-        found = step_cost(form, forward, backward, key, value)
+        found = step_cost(form, forward, backward, key, value, element_bytes)
         return Work(
             found.forward_flops, found.backward_flops, found.forward_bytes, found.backward_bytes, found.state
         )
@@ -52,8 +56,10 @@ def work_of(
     return Work(
         flops(forward, chunk, key, value).total,
         flops(backward, chunk, key, value).total,
-        traffic(forward, chunk, key, value, gates=gates).total,
-        traffic(backward, chunk, key, value, gates=gates, saves_states=True).total,
+        traffic(forward, chunk, key, value, element_bytes=element_bytes, gates=gates).total,
+        traffic(
+            backward, chunk, key, value, element_bytes=element_bytes, gates=gates, saves_states=True
+        ).total,
         state_bytes(forward, key, value),
     )
 
@@ -62,20 +68,20 @@ def total(parts: Iterable[Work]) -> Work:
     return sum(parts, Work())
 
 
-def attention_work(length: int, key: int, value: int) -> Work:
+def attention_work(length: int, key: int, value: int, element_bytes: int = _SHORT) -> Work:
     """Causal softmax attention over ``length`` tokens, scores never in memory (arXiv 2205.14135).
 
     Two products of the half of all pairs that is causal, five in the backward; what the softmax itself costs
     is left out. ``state``: the cache of keys and values for decoding.
     """
     pairs = (length + 1) / 2
-    moved = _SHORT * 2 * (key + value)
+    moved = element_bytes * 2 * (key + value)
     return Work(
         2 * (key + value) * pairs,
         2 * (3 * key + 2 * value) * pairs,
         moved,
         2 * moved,
-        _SHORT * length * (key + value),
+        element_bytes * length * (key + value),
     )
 
 

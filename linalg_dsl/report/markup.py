@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-VOID = frozenset({"meta", "br", "path", "rect", "line", "circle", "stop", "use"})
+VOID = frozenset({"meta", "br", "img", "path", "rect", "line", "circle", "stop", "use"})
 """Elements without content: closed in place, as SVG's may be."""
 
 

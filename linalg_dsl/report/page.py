@@ -32,7 +32,7 @@ def make_page(steps: Stages, verdict: str, parts: Sequence[Part]) -> str:
     """A whole HTML document, well-formed as XML too, that refers to nothing outside itself."""
     spec = steps.spec
     whole = steps.is_whole
-    body: list[str] = [
+    body: list[Markup] = [
         tag(
             "header", tag("h1", spec.name), *(tag("p", line) for line in spec.doc.split("\n\n") if line),
             tag("p", verdict.removeprefix(f"{spec.name}: "), class_="verdict"),
@@ -61,14 +61,19 @@ def make_page(steps: Stages, verdict: str, parts: Sequence[Part]) -> str:
             )
         main.append(_stage(part, prefix))
     body.append(tag("main", *main))
-    body.append(tag("footer", f"Made by linalg_dsl {version('linalg_dsl')} from the recurrence {spec.name}."))
+    return document(f"{spec.name}: derivation, kernels, costs", *body)
+
+
+def document(title: str, *body: Markup) -> str:
+    """A whole page around a body."""
     head = join(
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{spec.name}: derivation, kernels, costs"),
+        tag("title", title),
         tag("style", Markup((files("linalg_dsl.report") / "page.css").read_text(encoding="utf-8"))),
     )
-    html = tag("html", tag("head", head), tag("body", *body), lang="en")
+    footer = tag("footer", f"Made by linalg_dsl {version('linalg_dsl')}.")
+    html = tag("html", tag("head", head), tag("body", *body, footer), lang="en")
     return f"<!DOCTYPE html>\n{html}\n"
 
 

@@ -1,7 +1,10 @@
-"""Errors and times of the catalogue's Triton kernels on the GPU at hand.
+"""Errors of the catalogue's Triton kernels on the GPU at hand, and times over block sizes.
 
-python tests/gpu/measure.py check [--names a,b] [--jobs 8]    errors against the float64 step loop
-python tests/gpu/measure.py bench [--names a,b]               times, beside fla-core where it is installed
+python tests/gpu/measure.py check [--names a,b] [--jobs 8]      errors against the float64 step loop
+python tests/gpu/measure.py kernels [--names a,b]               times of every kernel by itself
+python tests/gpu/measure.py sweep [--names a,b]                 times of every kernel over block sizes
+
+Times of operators, beside fla-core's: ``linalg-dsl bench``.
 """
 
 from __future__ import annotations
@@ -177,65 +180,25 @@ def one_check(job: tuple[str, str, str, str, str]) -> str:
     return f"{head} {cells}{note} {','.join(bad)}"
 
 
-def bench(names: Sequence[str], dtype: str, fla: bool) -> None:
-    """Median times of one call, and of each of its kernels; then fla-core's operator."""
+def kernels(name: str, dtype: str) -> str:
+    """Median milliseconds of every kernel of a forward and a backward."""
     import torch
-    from triton.testing import do_bench
 
-    for name in names:
-        spec, _, text = pipeline(name)
-        module = load(name, text)
-        tensors, states, consts = operands(spec, module, dtype, TRAIN, "mild")
-        values = tuple(t.contiguous() for t in tensors.values())
-        if fla:
-            peer = fla_times(name, tensors)
-            if peer:
-                print(
-                    f"fla   {name:18s} forward {peer[0]:.3f} ms  forward+backward {peer[1]:.3f} ms",
-                    flush=True,
-                )
-            continue
-        o, finals, _ = module.forward(values, states, consts, None, True, True)
-        d_o, d_finals = torch.randn_like(o), tuple(torch.randn_like(x) for x in finals)
+    from linalg_dsl.ops.bench import kernel_times
 
-        def fwd(
-            m: Any = module, v: Any = values, c: Any = consts, s: Any = states, save: bool = False
-        ) -> Any:
-            return m.forward(v, s, c, None, True, save)
+    spec, _, text = pipeline(name)
+    module = load(name, text)
+    tensors, states, consts = operands(spec, module, dtype, TRAIN, "mild")
+    values = tuple(t.contiguous() for t in tensors.values())
+    o, finals, _ = module.forward(values, states, consts, None, True, True)
+    d_o, d_finals = torch.randn_like(o), tuple(torch.randn_like(x) for x in finals)
 
-        def both(
-            f: Any = fwd, m: Any = module, v: Any = values, c: Any = consts, s: Any = states,
-            d: Any = d_o, ds: Any = d_finals,
-        ) -> None:  # fmt: skip
-            _, _, residuals = f(save=True)
-            m.backward(v, s, c, None, residuals, d, ds)
+    def both() -> None:
+        _, _, residuals = module.forward(values, states, consts, None, True, True)
+        module.backward(values, states, consts, None, residuals, d_o, d_finals)
 
-        kernels = kernel_times(module, both)
-        cells = "  ".join(f"{k.removeprefix(name + '_')} {t:.3f}" for k, t in kernels)
-        print(
-            f"bench {name:18s} forward {do_bench(fwd, return_mode='median'):.3f} ms  "
-            f"forward+backward {do_bench(both, return_mode='median'):.3f} ms   {cells}",
-            flush=True,
-        )
-
-
-def kernel_times(module: Any, run: Any) -> list[tuple[str, float]]:
-    """Median time of every launch of one run, each repeated alone."""
-    from triton.testing import do_bench
-
-    original = module.Call.launch
-    found: list[tuple[str, Any]] = []
-
-    def record(call: Any, kernel: Any, *rest: Any) -> None:
-        original(call, kernel, *rest)
-        found.append((kernel.__name__, lambda: original(call, kernel, *rest)))
-
-    module.Call.launch = record
-    try:
-        run()
-    finally:
-        module.Call.launch = original
-    return [(name, do_bench(again, return_mode="median")) for name, again in found]
+    found = kernel_times(module, both, o.device)
+    return f"{name:18s} " + "  ".join(f"{k.removeprefix(name + '_')} {t:.3f}" for k, t in found)
 
 
 def sweep(name: str, dtype: str, timed: bool) -> list[str]:
@@ -299,83 +262,6 @@ def variants(module: Any, call: Any, rest: tuple[Any, ...]) -> Iterator[tuple[st
             yield f"B{block} w{warps} s{stages}", (count, *middle, new, warps, stages)
 
 
-def fla_times(name: str, tensors: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Forward and forward+backward of fla-core's operator, where it has one and runs it here."""
-    try:
-        call = fla_call(name, {k: t.detach().clone().requires_grad_() for k, t in tensors.items()})
-    except ImportError:
-        return None
-    if call is None:
-        return None
-    import torch
-    from triton.testing import do_bench
-
-    try:
-        with torch.no_grad():
-            call()
-            fwd = do_bench(call, return_mode="median")
-    except Exception as err:
-        print(f"  fla {name} forward: {type(err).__name__}: {str(err)[:120]}", flush=True)
-        return None
-    try:
-        d = torch.randn_like(call())
-
-        def both() -> None:
-            call().backward(d)
-
-        both()
-        return fwd, do_bench(both, return_mode="median")
-    except Exception as err:
-        print(f"  fla {name} backward: {type(err).__name__}: {str(err)[:120]}", flush=True)
-        return fwd, float("nan")
-
-
-def fla_call(name: str, x: Mapping[str, Any]) -> Any:
-    """A call of fla-core's operator on the same tensors, None where it has none."""
-    low = dict(x)
-    match name:
-        case "linear_attention":
-            from fla.ops.linear_attn import chunk_linear_attn
-
-            return lambda: chunk_linear_attn(low["q"], low["k"], low["v"], normalize=False)[0]
-        case "simple_gla":
-            from fla.ops.simple_gla import chunk_simple_gla
-
-            return lambda: chunk_simple_gla(low["q"], low["k"], low["v"], g=low["g"])[0]
-        case "gla":
-            from fla.ops.gla import chunk_gla
-
-            return lambda: chunk_gla(low["q"], low["k"], low["v"], low["g"])[0]
-        case "rwkv6":
-            from fla.ops.rwkv6 import chunk_rwkv6
-
-            return lambda: chunk_rwkv6(low["r"], low["k"], low["v"], low["w"], low["u"].to(low["r"].dtype))[0]
-        case "delta_rule":
-            from fla.ops.delta_rule import chunk_delta_rule
-
-            return lambda: chunk_delta_rule(low["q"], low["k"], low["v"], low["beta"].to(low["q"].dtype))[0]
-        case "gated_delta_rule":
-            from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-            return lambda: chunk_gated_delta_rule(
-                low["q"], low["k"], low["v"], low["g"], low["beta"].to(low["q"].dtype)
-            )[0]
-        case "kda":
-            from fla.ops.kda import chunk_kda
-
-            return lambda: chunk_kda(low["q"], low["k"], low["v"], low["g"], low["beta"].to(low["q"].dtype))[
-                0
-            ]
-        case "dplr":
-            from fla.ops.generalized_delta_rule.dplr import chunk_dplr_delta_rule
-
-            return lambda: chunk_dplr_delta_rule(
-                low["q"], low["k"], low["v"], low["a"], low["b"], low["g"].to(low["q"].dtype)
-            )[0]
-        case _:
-            return None
-
-
 def main() -> int:
     from importlib.resources import files
 
@@ -385,7 +271,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["check", "bench", "sweep", "fla"])
+    parser.add_argument("what", choices=["check", "kernels", "sweep"])
     parser.add_argument("--names", default=",".join(entries))
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--sizes", default="small,train")
@@ -401,8 +287,9 @@ def main() -> int:
         for name in names:
             print("\n".join(sweep(name, args.dtypes.split(",")[0], True)), flush=True)
         return 0
-    if args.what != "check":
-        bench(names, args.dtypes.split(",")[0], args.what == "fla")
+    if args.what == "kernels":
+        for name in names:
+            print(kernels(name, args.dtypes.split(",")[0]), flush=True)
         return 0
     jobs = [
         (name, dtype, size, gates, args.heads)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,34 +23,12 @@ SHAPES = {
 """B, T, H, K, V of each recurrence of tests/step_cases.py."""
 
 
-def milliseconds(run: Callable[[], object], repeats: int = 5) -> float:
-    import torch
-
-    run()
-    event: Any = torch.cuda.Event
-    begin, end = event(enable_timing=True), event(enable_timing=True)
-    begin.record()
-    for _ in range(repeats):
-        run()
-    end.record()
-    torch.cuda.synchronize()
-    return float(begin.elapsed_time(end)) / repeats
-
-
-def bandwidth() -> float:
-    """Bytes per second of a copy."""
-    import torch
-
-    x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    y = torch.empty_like(x)
-    return 2 * x.numel() / (milliseconds(lambda: y.copy_(x)) / 1000)
-
-
 def measure(name: str, speed: float) -> str:
     import step_cases
     import torch
 
     from linalg_dsl.ops.args import const_numbers
+    from linalg_dsl.ops.bench import time_call
     from linalg_dsl.ops.draw import draw
 
     B, T, H, K, V = SHAPES[name]
@@ -65,13 +42,14 @@ def measure(name: str, speed: float) -> str:
     values = {"K": float(K), "V": float(V), **const_numbers(found.spec, {"K": K, "V": V}, {})}
     given = (tensors, (None,) * len(found.spec.states), tuple(values[c] for c in module.CONSTS), None)
     o, _, marks = module.forward(*given, False, True)
+    device = o.device
     d_o = torch.randn_like(o)
     moved = sum(x.nbytes for x, d in zip(tensors, found.spec.inputs, strict=True) if d.timed)
     floors = [1000 * (moved + o.nbytes) / speed] * 2 + [1000 * (2 * moved + o.nbytes) / speed]
     times = [
-        milliseconds(lambda: module.forward(*given, False, False)),
-        milliseconds(lambda: module.forward(*given, False, True)),
-        milliseconds(lambda: module.backward(*given, marks, d_o, None)),
+        time_call(lambda: module.forward(*given, False, False), device).median,
+        time_call(lambda: module.forward(*given, False, True), device).median,
+        time_call(lambda: module.backward(*given, marks, d_o, None), device).median,
     ]
     saved = sum(prod(m.shape) * 4 for m in marks) / 1e6
     parts = [f"{t:.3f} ms ({t / f:.1f} x bytes)" for t, f in zip(times, floors, strict=True)]
@@ -79,9 +57,13 @@ def measure(name: str, speed: float) -> str:
 
 
 def main() -> None:
+    import torch
+
+    from linalg_dsl.ops.bench import device_rates
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--names", default=",".join(SHAPES))
-    speed = bandwidth()
+    speed = device_rates(torch.device("cuda"), torch.bfloat16).bandwidth
     print(f"copy: {speed / 1e12:.2f} TB/s; bf16, forward, forward that saves states, backward")
     warnings.simplefilter("ignore")
     for name in parser.parse_args().names.split(","):

@@ -1,0 +1,169 @@
+"""The schedule ``two_level``: sequences cut into super-chunks, each summarised by its affine map.
+
+A super-chunk is some whole chunks of one sequence, and to a walk a sequence of its own: tables give it its
+tokens, its chunks and the state that it starts from. So the walks are those of one level. Before them run
+
+1. the walk's step alone, from zeros: H of every super-chunk, and in the backward H' by the reversed step;
+2. its linear part (``planner.affine``), from the identity or from ones: F and the decays D or R;
+3. a scan over the super-chunks of each sequence, which gives the state before each: S <- F S diag(R) + H,
+   backwards dS <- F^T dS diag(R) + H'.
+
+The forward keeps the states before super-chunks and the maps for the backward: a wave of programs has few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from linalg_dsl.codegen.schedule.kernel_plan import Axis, Direction, Kernel, KernelPlan
+from linalg_dsl.errors import ArgumentError, InternalError
+from linalg_dsl.planner.affine import affine_map
+from linalg_dsl.planner.plan import ChunkPlan
+
+Start = Literal["zeros", "identity", "ones"]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A walk over the chunks of a super-chunk that only hands on its state.
+
+    ``start``: what that state is before the first chunk. ``rows`` and ``columns``: the sizes that stand for K
+    and V, an axis or 1.
+    """
+
+    kernel: Kernel
+    start: Start
+    rows: Axis | Literal[1] = "K"
+    columns: Axis | Literal[1] = "V"
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevel:
+    """What two levels need beside the kernels of ``plan``, which has the nodes of the one level and more.
+
+    ``forward``, ``reverse``: H and H' (None without a backward); ``matrix``: F, where the recurrence erases
+    along ``erased``; ``factors``: decays that the scan multiplies in, beside F those of the other axis.
+    """
+
+    plan: KernelPlan
+    forward: Summary
+    reverse: Summary | None
+    erased: Axis | None
+    matrix: Summary | None
+    factors: Summary | None
+
+    @property
+    def summaries(self) -> tuple[Summary, ...]:
+        found = (self.forward, self.matrix, self.factors, self.reverse)
+        return tuple(s for s in found if s is not None)
+
+
+def why_one_level(plan: ChunkPlan) -> str:
+    """Why a plan has no second level, in words; empty if it has."""
+    states = [c for c in plan.carries if c[1] == "forward"]
+    if len(states) != 1:
+        return f"it carries {len(states)} states that need each other; their joint map is not built"
+    return ""
+
+
+def check_two_level(plan: ChunkPlan) -> None:
+    """Raises ``ArgumentError`` where a plan has no second level."""
+    if reason := why_one_level(plan):
+        raise ArgumentError(f"schedule two_level is not available for {plan.name}: {reason}")
+
+
+def two_level(plan: KernelPlan) -> TwoLevel:
+    """The kernels that summarise super-chunks. Raises ``ArgumentError`` where there is no such schedule."""
+    check_two_level(plan.plan)
+    walk = first_walk(plan.forward, "forward")
+    found = affine_map(plan.plan)
+    whole = replace(plan, plan=replace(plan.plan, nodes=found.nodes))
+    matrix = factors = None
+    erased: Axis | None = None
+    if found.matrix is not None:
+        erased = "K" if found.erased == "K" else "V"
+        size: Axis = erased
+        kernel = _linear(whole, walk, found.leaf, found.matrix, "fwd_super_matrix")
+        matrix = Summary(replace(kernel, split="V" if erased == "K" else "K"), "identity", size, size)
+    if found.factors is not None:
+        kernel = _linear(whole, walk, found.leaf, found.factors, "fwd_super_decay")
+        rows: Axis | Literal[1] = "K" if "K" in found.along else 1
+        columns: Axis | Literal[1] = "V" if "V" in found.along else 1
+        factors = Summary(kernel, "ones", rows, columns)
+    reverse = None
+    if plan.backward:
+        reverse = Summary(_step(plan, first_walk(plan.backward, "reverse"), "bwd_super_states"), "zeros")
+    for summary in (matrix, factors):
+        if summary is not None:
+            _check_sizes(whole, summary)
+    return TwoLevel(
+        whole, Summary(_step(plan, walk, "fwd_super_states"), "zeros"), reverse, erased, matrix, factors
+    )
+
+
+def first_walk(kernels: Iterable[Kernel], direction: Direction) -> Kernel:
+    """The first walk in a direction: it reads nothing that another walk of that direction makes."""
+    for kernel in kernels:
+        if kernel.family == "walk" and kernel.direction == direction:
+            return kernel
+    raise InternalError(f"no walk goes {direction}")
+
+
+def _check_sizes(plan: KernelPlan, summary: Summary) -> None:
+    """A walk whose state has other columns or rows than S may load nothing along the axis that it lacks."""
+    for axis, size in (("K", summary.rows), ("V", summary.columns)):
+        if axis != size and any(axis in plan.plan.nodes[n].axes for n in summary.kernel.loads):
+            raise InternalError(f"{summary.kernel.name} has no axis {axis} and loads a value along it")
+
+
+def _step(plan: KernelPlan, walk: Kernel, name: str) -> Kernel:
+    """A walk that does its step and nothing else."""
+    (carry,) = walk.carries
+    return _pruned(plan, walk, carry, walk.body, name)
+
+
+def _linear(plan: KernelPlan, walk: Kernel, leaf: int, after: int, name: str) -> Kernel:
+    """A walk whose step is a value that was made of that of ``walk``."""
+    nodes = plan.plan.nodes
+    body: list[int] = []
+    seen = set(walk.loads)
+
+    def visit(n: int) -> None:
+        if n in seen or nodes[n].op in ("carry", "number"):
+            return
+        seen.add(n)
+        if nodes[n].op in ("input", "param", "const"):
+            raise InternalError(f"{name} reads %{n}, which {walk.name} does not")
+        for a in nodes[n].args:
+            visit(a)
+        body.append(n)
+
+    visit(after)
+    return _pruned(plan, walk, (leaf, after), tuple(body), name)
+
+
+def _pruned(
+    plan: KernelPlan, walk: Kernel, carry: tuple[int, int], body: tuple[int, ...], name: str
+) -> Kernel:
+    nodes = plan.plan.nodes
+    wanted: set[int] = set()
+    todo = [carry[1]]
+    while todo:
+        n = todo.pop()
+        if n in wanted:
+            continue
+        wanted.add(n)
+        if n not in walk.loads:
+            todo.extend(nodes[n].args)
+    return Kernel(
+        name,
+        "walk",
+        tuple(n for n in walk.loads if n in wanted),
+        tuple(n for n in body if n in wanted),
+        (),
+        walk.direction,
+        walk.split,
+        (carry,),
+    )

@@ -1,0 +1,263 @@
+"""Times and memory of compiled ops, beside the time that their FLOPs and bytes alone would take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops.draw import GateKind, draw
+from linalg_dsl.ops.peers import attention_call, peer_call
+from linalg_dsl.planner.work import Work, attention_work, total
+
+if TYPE_CHECKING:
+    from linalg_dsl.ops.op import CompiledOp
+
+PASSES = ("forward", "training")
+"""A forward without gradients; a forward and the gradients of all inputs, from a gradient of the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a dense call."""
+
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device does: FLOPs of a large matrix product and bytes of a large copy, per second."""
+
+    flops: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Milliseconds of a call: the median, and the values that a fifth of the calls are below and above."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement. ``peak`` bytes of memory beyond the inputs (None on the CPU, where it is not counted).
+
+    ``flops`` and ``moved``: FLOPs and bytes of the plan, whatever the schedule; ``flop_share`` and
+    ``byte_share``: the part of the time that each alone would take at the device's rates.
+    """
+
+    operator: str
+    passes: str
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+    dtype: str
+    device: str
+    backend: str
+    ms: float
+    low: float
+    high: float
+    peak: int | None
+    launches: int | None
+    flops: float
+    moved: float
+    flop_share: float
+    byte_share: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def inputs_of(
+    spec: RecurrenceSpec, shape: Shape, dtype: torch.dtype, device: torch.device, gates: GateKind = "mild"
+) -> dict[str, Tensor]:
+    """Random inputs: gates and scalars in float32, what has an axis K or V in ``dtype``."""
+    drawn = draw(spec, **asdict(shape), dtype=torch.float64, gates=gates)
+    kinds = {
+        d.name: torch.float32 if d.kind != "plain" or not {"K", "V"} & set(d.dims) else dtype
+        for d in spec.inputs
+    }
+    least = torch.float64 if dtype == torch.float64 else None
+    return {n: x.to(device, least or kinds[n]) for n, x in drawn.items()}
+
+
+def time_call(run: Callable[[], object], device: torch.device, budget: float = 0.2) -> Times:
+    """Times of a call, measured for about ``budget`` seconds after it has warmed up."""
+    run()
+    if device.type == "cuda":
+        from triton.testing import do_bench
+
+        low, median, high = do_bench(run, rep=round(1000 * budget), quantiles=[0.2, 0.5, 0.8])
+        return Times(median, low, high)
+    from torch.utils.benchmark import Timer
+
+    timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+    found = sorted(1000 * t for t in timer.blocked_autorange(min_run_time=budget).times)
+    at = [found[round(q * (len(found) - 1))] for q in (0.5, 0.2, 0.8)]
+    return Times(*at)
+
+
+def device_rates(device: torch.device, dtype: torch.dtype) -> Rates:
+    """Measured now, by a product of square matrices and a copy."""
+    size, count = (8192, 1 << 30) if device.type == "cuda" else (768, 1 << 26)
+    a = torch.randn(size, size, device=device).to(dtype)
+    x = torch.empty(count, dtype=torch.uint8, device=device)
+    y = torch.empty_like(x)
+    product = time_call(lambda: a @ a, device).median
+    copy = time_call(lambda: y.copy_(x), device).median
+    return Rates(2 * size**3 / product * 1000, 2 * count / copy * 1000)
+
+
+def work_of_op(op: CompiledOp, shape: Shape, dtype: torch.dtype) -> Work:
+    """Per token and head, the stages of a recurrence together."""
+    size = dtype.itemsize
+    return total(plan.work(key, value, size) for plan, key, value in op.plan.sized_stages(shape.K, shape.V))
+
+
+def measure_op(
+    op: CompiledOp,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    passes: Sequence[str],
+    rates: Rates,
+    budget: float = 0.2,
+) -> Iterator[Row]:
+    """A row for every pass."""
+    tensors = inputs_of(op.spec, shape, dtype, device)
+    backend = op.backend_for(device.type, dtype == torch.float64)
+    work = work_of_op(op, shape, dtype)
+    launches = op.plan.launches() if backend == "triton" else None
+
+    def call(*given: Tensor) -> Tensor:
+        out: Tensor = op(*given)
+        return out
+
+    place = (op.spec.name, shape, dtype, device, backend)
+    yield from _rows(call, tuple(tensors.values()), place, passes, work, launches, rates, budget)
+
+
+def measure_peers(
+    specs: Mapping[str, RecurrenceSpec],
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    passes: Sequence[str],
+    rates: Rates,
+    budget: float = 0.2,
+) -> Iterator[Row]:
+    """Rows for causal softmax attention, and on a GPU for fla-core's operators where it is installed."""
+    q, k = (torch.randn(shape.B, shape.T, shape.H, shape.K, device=device).to(dtype) for _ in range(2))
+    v = torch.randn(shape.B, shape.T, shape.H, shape.V, device=device).to(dtype)
+    work = attention_work(shape.T, shape.K, shape.V, dtype.itemsize)
+    place = ("attention (SDPA)", shape, dtype, device, "torch")
+    yield from _rows(attention_call, (q, k, v), place, passes, work, None, rates, budget)
+    for name, spec in specs.items() if device.type == "cuda" else ():
+        tensors = inputs_of(spec, shape, dtype, device)
+        run = peer_call(name)
+        if run is not None:
+            place = (f"{name} (fla)", shape, dtype, device, "fla")
+            given = tuple(tensors.values())
+            yield from _rows(run, given, place, passes, Work(), None, rates, budget)
+
+
+def _rows(
+    call: Callable[..., Tensor],
+    tensors: tuple[Tensor, ...],
+    place: tuple[str, Shape, torch.dtype, torch.device, str],
+    passes: Sequence[str],
+    work: Work,
+    launches: tuple[int, int] | None,
+    rates: Rates,
+    budget: float,
+) -> Iterator[Row]:
+    name, shape, dtype, device, backend = place
+    lanes = shape.B * shape.T * shape.H
+    for one in passes:
+        if one not in PASSES:
+            raise ArgumentError(f"a pass is one of {', '.join(PASSES)}, got {one!r}")
+        run = _training(call, tensors) if one == "training" else _forward(call, tensors)
+        flops, moved, count = lanes * work.forward_flops, lanes * work.forward_bytes, 0
+        if one == "training":
+            flops, moved = flops + lanes * work.backward_flops, moved + lanes * work.backward_bytes
+        if launches is not None:
+            count = sum(launches) if one == "training" else launches[0]
+        times = time_call(run, device, budget)
+        seconds = times.median / 1000
+        yield Row(
+            operator=name,
+            passes=one,
+            **asdict(shape),
+            dtype=str(dtype).removeprefix("torch."),
+            device=str(device),
+            backend=backend,
+            ms=times.median,
+            low=times.low,
+            high=times.high,
+            peak=_peak(run, device),
+            launches=count or None,
+            flops=flops,
+            moved=moved,
+            flop_share=flops / rates.flops / seconds,
+            byte_share=moved / rates.bandwidth / seconds,
+        )
+
+
+def _forward(call: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callable[[], object]:
+    def run() -> Tensor:
+        with torch.no_grad():
+            return call(*tensors)
+
+    return run
+
+
+def _training(call: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callable[[], object]:
+    leaves = tuple(x.detach().clone().requires_grad_() for x in tensors)
+    weights = torch.randn_like(call(*leaves))
+
+    def run() -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(call(*leaves), leaves, weights, allow_unused=True)
+
+    return run
+
+
+def _peak(run: Callable[[], object], device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def kernel_times(module: Any, run: Callable[[], object], device: torch.device) -> list[tuple[str, float]]:
+    """Median milliseconds of every launch of one run of a generated Triton module, each repeated alone."""
+    original = module.Call.launch
+    found: list[tuple[str, Callable[[], object]]] = []
+
+    def record(call: Any, kernel: Any, *rest: Any) -> None:
+        original(call, kernel, *rest)
+        found.append((kernel.__name__, lambda: original(call, kernel, *rest)))
+
+    module.Call.launch = record
+    try:
+        run()
+    finally:
+        module.Call.launch = original
+    return [(name, time_call(again, device).median) for name, again in found]
