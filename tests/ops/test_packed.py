@@ -128,7 +128,7 @@ def test_no_kernel_is_compiled_anew_for_another_packing(name: str, monkeypatch: 
 
 
 def test_torch_compile_takes_other_packings_as_they_are() -> None:
-    op = op_of("looking_back", backend="torch")
+    op = op_of("own_scan", backend="torch")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     fast: Any = torch.compile(op, fullgraph=True, backend="aot_eager")

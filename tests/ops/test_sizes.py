@@ -124,8 +124,16 @@ def test_nothing_in_and_nothing_out(name: str, backend: str) -> None:
     assert call(op, tensors, states, cu_seqlens=offsets[:1])[1].shape[0] == 0
 
 
-@pytest.mark.parametrize(("K", "V"), [(1, 1), (1, 512), (512, 1), (3, 17)])
-@pytest.mark.parametrize("name", ["gated_delta_rule", "value_erase", "own_scan"])
+@pytest.mark.parametrize(
+    ("name", "K", "V"),
+    [
+        *(("gated_delta_rule", *s) for s in ((1, 1), (1, 512), (512, 1))),
+        ("value_erase", 1, 1),
+        ("value_erase", 3, 17),
+        ("own_scan", 1, 1),
+        ("own_scan", 1, 512),
+    ],
+)
 def test_kernels_take_widths_from_1_to_512(name: str, K: int, V: int) -> None:
     op = op_of(name, backend="triton", chunk_size=16)
     tensors, states = inputs_of(op, 1, 3, 1, K, V)
