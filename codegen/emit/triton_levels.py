@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +11,9 @@ from linalg_dsl.codegen.emit.render import functions_of, render
 from linalg_dsl.codegen.emit.signature import tuple_text
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import levels
-from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
-from linalg_dsl.codegen.schedule.two_level import Summary, TwoLevel, first_walk, two_level
+from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.two_level import Summary, TwoLevel, first_walk, products, two_level
 from linalg_dsl.planner.ops import OTHER, Axes
-from linalg_dsl.planner.plan import Node
 
 RESERVED = (
     "super_first", "super_last", "super_ends", "super_matrix", "super_factors", "super_starts", "super_kept",
@@ -193,22 +192,6 @@ class LevelsPrinter:
                 own, other, state, by_rows, by_columns, load,
             ),
         )  # fmt: skip
-
-
-def products(nodes: Sequence[Node], kernel: Kernel) -> tuple[int, int, int]:
-    """How many products of sizes [C, own, block], [C, C, block] and [C, C, own] a walk has in a chunk."""
-    state = inner = scores = 0
-    for n in kernel.body:
-        node = nodes[n]
-        if node.op in ("read", "write"):
-            state += 1
-        elif node.op in ("apply", "apply_t"):
-            inner += kernel.split in node.axes
-            scores += kernel.split not in node.axes
-        elif node.op == "score":
-            scores += kernel.split not in nodes[node.args[0]].axes
-            inner += kernel.split in nodes[node.args[0]].axes
-    return state, inner, scores
 
 
 @functools.cache

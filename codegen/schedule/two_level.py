@@ -13,14 +13,14 @@ The forward keeps the states before super-chunks and the maps for the backward: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from linalg_dsl.codegen.schedule.kernel_plan import Axis, Direction, Kernel, KernelPlan
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.planner.affine import affine_map
-from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.plan import ChunkPlan, Node
 
 Start = Literal["zeros", "identity", "ones"]
 
@@ -37,6 +37,16 @@ class Summary:
     start: Start
     rows: Axis | Literal[1] = "K"
     columns: Axis | Literal[1] = "V"
+
+    @property
+    def purpose(self) -> str:
+        """What its last state is, in words."""
+        if self.start == "identity":
+            return f"F of every super-chunk, [{self.rows}, {self.rows}]: the linear part, from the identity"
+        if self.start == "ones":
+            return "the decays of every super-chunk, multiplied up from ones"
+        what = "H" if self.kernel.direction == "forward" else "H of the reversed step"
+        return f"{what} of every super-chunk: the step alone, from a state of zeros"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,10 @@ class TwoLevel:
     def summaries(self) -> tuple[Summary, ...]:
         found = (self.forward, self.matrix, self.factors, self.reverse)
         return tuple(s for s in found if s is not None)
+
+    def before(self, phase: str) -> tuple[Summary, ...]:
+        """What runs before the first walk of the forward, or before the first reverse one of the backward."""
+        return tuple(s for s in self.summaries if (s is self.reverse) == (phase == "backward"))
 
 
 def why_one_level(plan: ChunkPlan) -> str:
@@ -168,3 +182,19 @@ def _pruned(
         walk.split,
         carry,
     )
+
+
+def products(nodes: Sequence[Node], kernel: Kernel) -> tuple[int, int, int]:
+    """How many products of sizes [C, own, block], [C, C, block] and [C, C, own] a walk has in a chunk."""
+    state = inner = scores = 0
+    for n in kernel.body:
+        node = nodes[n]
+        if node.op in ("read", "write"):
+            state += 1
+        elif node.op in ("apply", "apply_t"):
+            inner += kernel.split in node.axes
+            scores += kernel.split not in node.axes
+        elif node.op == "score":
+            scores += kernel.split not in nodes[node.args[0]].axes
+            inner += kernel.split in nodes[node.args[0]].axes
+    return state, inner, scores
