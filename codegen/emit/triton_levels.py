@@ -9,6 +9,7 @@ from pathlib import Path
 
 from linalg_dsl.codegen.emit.render import functions_of, render
 from linalg_dsl.codegen.emit.signature import tuple_text
+from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import levels
 from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan, tile_kinds
@@ -73,6 +74,7 @@ class LevelsPrinter:
         launch: Callable[[KernelText, str, str, str], str],
     ) -> None:
         self.two: TwoLevel = two_level(plan)
+        self.base = plan.plan
         self.title = title
         self.state_dims = state_dims
         self.launch = launch
@@ -81,6 +83,15 @@ class LevelsPrinter:
                 self.two.plan, s.kernel, memory, title, state_dims, in_one_tile, s.start
             ).run()
             for s in self.two.summaries
+        }
+
+    @property
+    def trace(self) -> Trace:
+        """What names stand for, in the plan of one level."""
+        made_of, base = dict(self.two.made_of), self.base
+        return {
+            text.name: {name: (base, made_of.get(n, n)) for name, (_, n) in text.values.items()}
+            for text in self.printed.values()
         }
 
     @property

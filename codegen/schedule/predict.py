@@ -33,13 +33,13 @@ def prep_flops(nodes: Sequence[Node], kernel: Kernel, place: Place) -> int:
         node = nodes[n]
         match node.op:
             case "score":
-                total += 2 * C * C * sizes[nodes[node.args[0]].axes[-1]]
+                total += 2 * C * C * sizes.get(nodes[node.args[0]].axes[-1], 1)
             case "apply" | "apply_t":
                 total += 2 * C * C * sizes.get(node.axes[-1], C)
             case "decayed_scores" | "decay_adjoints":
                 pairs = len(str(node.attr("pairs")).split(","))
                 each = 1 if node.op == "decayed_scores" else 2
-                width = sizes[next(a for a in reversed(nodes[node.args[-1]].axes))]
+                width = next((sizes[a] for x in node.args for a in nodes[x].axes if a in sizes), 1)
                 total += 2 * each * pairs * C * C * width
             case "ut_transform":
                 r = int(str(node.attr("r")))

@@ -55,6 +55,7 @@ class TwoLevel:
 
     ``forward``, ``reverse``: H and H' (None without a backward); ``matrix``: F, where the recurrence erases
     along ``erased``; ``factors``: decays that the scan multiplies in, beside F those of the other axis.
+    ``made_of``: of a value that is not in the one level's plan, the value there whose linear part it is.
     """
 
     plan: KernelPlan
@@ -63,6 +64,7 @@ class TwoLevel:
     erased: Axis | None
     matrix: Summary | None
     factors: Summary | None
+    made_of: tuple[tuple[int, int], ...] = ()
 
     @property
     def summaries(self) -> tuple[Summary, ...]:
@@ -113,8 +115,9 @@ def two_level(plan: KernelPlan) -> TwoLevel:
         if summary is not None:
             _check_sizes(whole, summary)
     return TwoLevel(
-        whole, Summary(_step(plan, walk, "fwd_super_states"), "zeros"), reverse, erased, matrix, factors
-    )
+        whole, Summary(_step(plan, walk, "fwd_super_states"), "zeros"), reverse, erased, matrix, factors,
+        tuple((new, old) for new, old in found.made_of if new >= len(plan.plan.nodes)),
+    )  # fmt: skip
 
 
 def first_walk(kernels: Iterable[Kernel], direction: Direction) -> Kernel:
