@@ -155,7 +155,8 @@ class Mixer(nn.Module):
         few = packing is None and 0 < x.shape[1] <= _STEPPED
         if state is not None and return_state and few and not torch.is_grad_enabled():
             memory = state.memory if in_place else tuple(s.clone() for s in state.memory)
-            o, _ = self.op.step(*(values[d.name] for d in self.spec.inputs), state=memory, **self.consts)
+            given: dict[str, Any] = {"state": memory, **self.consts}
+            o, _ = self.op.step(*(values[d.name] for d in self.spec.inputs), **given)
             return self.read_out(o, x), MixerState(memory, tails)
         result = self.op(
             *(values[d.name] for d in self.spec.inputs),
