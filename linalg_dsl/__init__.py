@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from linalg_dsl.language.parser import parse as parse
     from linalg_dsl.language.printer import show_spec as show_spec
     from linalg_dsl.language.spec import RecurrenceSpec as RecurrenceSpec
+    from linalg_dsl.study.table import sweep as sweep
 
 _LANGUAGE = (
     "recurrence", "K", "V", "I", "Vectors", "Matrix", "Scalar", "Scalars", "LogGate", "Gate", "Param",
@@ -69,6 +70,7 @@ _HOME = {
     "parse": "linalg_dsl.language.parser",
     "show_spec": "linalg_dsl.language.printer",
     "RecurrenceSpec": "linalg_dsl.language.spec",
+    "sweep": "linalg_dsl.study.table",
     "DslError": "linalg_dsl.errors",
     "ArgumentError": "linalg_dsl.errors",
     "InternalError": "linalg_dsl.errors",

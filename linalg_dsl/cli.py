@@ -325,6 +325,55 @@ def demo(
         raise typer.Exit(FAILED)
 
 
+@app.command()
+def sweep(
+    specs: Annotated[
+        list[str], typer.Argument(help=".rec files, names of the catalogue, or folders of .rec files")
+    ],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="an edit, 'NAME: alternative, alternative'; several are combined"),
+    ] = None,
+    B: Annotated[int, typer.Option("--B", min=1, help="batch, for times")] = 2,
+    T: Annotated[int, typer.Option("--T", min=1, help="sequence length, for times")] = 2048,
+    H: Annotated[int, typer.Option("--H", min=1, help="heads, for times")] = 8,
+    K: SizeK = 64,
+    V: SizeV = 64,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; by default a GPU if there is one")
+    ] = None,
+    backend: Backend = "auto",
+    check: Annotated[bool, typer.Option(help="compare with the float64 step loop")] = True,
+    recall: Annotated[
+        int, typer.Option(min=0, help="train on recall for so many steps (900 is enough); 0: do not")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="of random inputs and training")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="a JSON file for the rows; run again, it goes on there")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="a CSV file for the table")] = None,
+    plots: Annotated[Path | None, typer.Option(help="a folder for bar charts (needs matplotlib)")] = None,
+    json: Json = False,
+) -> None:
+    """Compare variants of a recurrence: class, cost, errors, times on a GPU, memory, recall.
+
+    An edit changes an input, const, state or the output by its name, `gate`, or `rank`:
+
+    linalg-dsl sweep delta_rule --vary "gate: none, scalar, [K], exp(-softplus(a_t))" --vary "rank: 1..3"
+
+    Exit status 1 if an error is beyond its bound.
+    """
+    from linalg_dsl.cli_sweep import Files, run_sweep
+
+    options = {
+        "B": B, "T": T, "H": H, "K": K, "V": V, "dtype": dtype, "device": device, "backend": backend,
+        "check": check, "recall_steps": recall or None, "seed": seed,
+    }  # fmt: skip
+    if not run_sweep(specs, vary or [], Files(out, csv, plots), Output(json), options):
+        raise typer.Exit(FAILED)
+
+
 @app.command(name="list")
 def list_(json: Json = False) -> None:
     """List the recurrences of the catalogue.

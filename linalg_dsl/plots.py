@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,40 @@ def errors(rows: Sequence[Row]) -> Figure:
     bounds = sorted({(r["T"], r["bound"]) for r in rows})
     axes.plot(*_columns(bounds), color="0.4", linestyle="--", label="bound")
     return _finished(figure, axes)
+
+
+def spread(
+    series: Mapping[str, Sequence[Point]], x: str, y: str, *, title: str = "", log_x: bool = False
+) -> Figure:
+    """One line per name through the mean of its points at each x, with bars from the least to the most."""
+    figure, axes = _axes(x, y, log=False)
+    for (name, points), mark in zip(series.items(), cycle("osD^v<>Pp*hX")):
+        at: dict[float, list[float]] = {}
+        for a, b in points:
+            at.setdefault(a, []).append(b)
+        xs = sorted(at)
+        means = [sum(at[a]) / len(at[a]) for a in xs]
+        below = [m - min(at[a]) for a, m in zip(xs, means, strict=True)]
+        above = [max(at[a]) - m for a, m in zip(xs, means, strict=True)]
+        axes.errorbar(xs, means, yerr=(below, above), label=name, marker=mark, markersize=4, capsize=2)
+    axes.set_title(title)
+    if log_x:
+        axes.set_xscale("log", base=2)
+        ticks = sorted({a for points in series.values() for a, _ in points})
+        axes.set_xticks(ticks, [f"{a:g}" for a in ticks])
+    return _finished(figure, axes)
+
+
+def bars(values: Mapping[str, float], x: str) -> Figure:
+    """One horizontal bar per name, from the top in the order given, with its number."""
+    figure, axes = _axes(x, "", log=False)
+    figure.set_figheight(1.2 + 0.3 * max(len(values), 1))
+    names = list(values)[::-1]
+    drawn = axes.barh(names, [values[n] for n in names])
+    axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize="small")
+    axes.margins(x=0.12)
+    axes.set_axisbelow(True)
+    return figure
 
 
 def crossing(points: Sequence[Point], other: Sequence[Point]) -> Point | None:

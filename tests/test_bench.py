@@ -190,3 +190,17 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ArgumentError, match=r"linalg-dsl\[plot\]"):
         plots.errors([])
+
+
+def test_spreads_and_bars_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = plots.spread(
+        {"a": [(2, 0.5), (2, 0.7), (4, 1.0)], "b": [(4, 0.2)]}, "pairs", "right", log_x=True
+    )
+    (axes,) = figure.axes
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["2", "4"]
+    (means, *_), *_ = axes.containers
+    assert means.get_ydata().tolist() == pytest.approx([0.6, 1.0])
+    assert plots.save(figure, tmp_path / "spread.svg").stat().st_size > 1000
+    drawn = plots.bars({"first": 3.0, "second": 5.0}, "FLOP").axes[0]
+    assert [t.get_text() for t in drawn.get_yticklabels()] == ["second", "first"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,12 +23,14 @@ def load(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look
     spec.loader.exec_module(module)
     return module
 
 
 def test_every_example_is_run_here() -> None:
-    assert {p.stem for p in EXAMPLES.glob("*.py")} == {"walkthrough", "reluctant_delta"}
+    shown = {"walkthrough", "reluctant_delta", "recall", "state_tracking", "byte_lm"}
+    assert {p.stem for p in EXAMPLES.glob("*.py")} == shown
 
 
 def test_the_walkthrough_prints_every_stage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,6 +46,41 @@ def test_the_invented_operator_learns_to_recall(capsys: pytest.CaptureFixture[st
     recalled = load("reluctant_delta").main(steps=120)
     assert recalled > 0.6  # one in sixteen by chance
     assert "chunk kernels" in capsys.readouterr().out
+
+
+def test_recall_is_trained_tested_and_taken_up_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["--out", str(tmp_path), "--steps", "3", "--pairs", "2", "4"]
+    first = load("recall").main([*arguments, "--models", "delta", "delta_full"])
+    assert {(r["model"], r["pairs"]) for r in first.rows} == {
+        (m, p) for m in ("delta", "delta_full") for p in (2, 4)
+    }
+    again = load("recall").main([*arguments, "--models", "delta", "delta_full", "linear"])
+    assert again.rows[:4] == first.rows
+    assert len(again.rows) == 6
+    assert "accuracy over the number of pairs, each told 2 times" in capsys.readouterr().out
+
+
+def test_a_delta_rule_follows_parity_better_with_negative_eigenvalues(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ["--out", str(tmp_path), "--models", "positive_delta", "delta", "--steps", "170"]
+    record = load("state_tracking").main(options)
+    (positive,), (negative,) = (record.where(model=m, length=32) for m in ("positive_delta", "delta"))
+    assert negative["accuracy"] > 0.9 > 0.8 > positive["accuracy"]
+    assert "parity: accuracy over the length" in capsys.readouterr().out
+
+
+def test_a_byte_model_learns_from_the_librarys_text(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    record = load("byte_lm").main(["--out", str(tmp_path), "--steps", "30", "--bytes", "20000"])
+    assert record.rows[0]["bits_per_byte"] < 6  # 8 for guessing
+    training, held_out = load("byte_lm").text(source=True)
+    assert len(training) > 5e6
+    assert 18 < len(training) / len(held_out) < 20
+    assert "bits per byte" in capsys.readouterr().out
 
 
 def python_blocks() -> list[str]:

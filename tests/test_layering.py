@@ -49,7 +49,7 @@ PLACES = {
         "linalg_dsl.testing.*",
         "linalg_dsl.cli*",
     ],
-    "hypothesis": ["linalg_dsl.testing.strategies*"],
+    "hypothesis": ["linalg_dsl.testing.strategies*", "linalg_dsl.testing.fuzz"],
     "fla": ["linalg_dsl.ops.peers"],
     "matplotlib": ["linalg_dsl.plots"],
     "typer": ["linalg_dsl.cli*"],

@@ -25,7 +25,9 @@ class Recipe:
     warmup: int = 50
     seed: int = 0
     stop_at: float = 1.01
-    """Training ends early once the accuracy over 50 steps is above this."""
+    """Training ends early once the accuracy between two reports is above this."""
+    bfloat16: bool = False
+    """Under autocast."""
 
 
 @dataclass
@@ -59,7 +61,8 @@ def train(
         for group in optimiser.param_groups:
             group["lr"] = recipe.learning_rate * rate_at(step, recipe)
         ids, targets = (x.to(device) for x in task.batch(recipe.batch, generator))
-        out = model(ids, targets=targets)
+        with torch.autocast(device.type, torch.bfloat16, enabled=recipe.bfloat16):
+            out = model(ids, targets=targets)
         optimiser.zero_grad(set_to_none=True)
         out.loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

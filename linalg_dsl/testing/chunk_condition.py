@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linalg_dsl.algebra.expr import Call
+from linalg_dsl.algebra.traverse import walk
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.driver import assemble
 from linalg_dsl.language.spec import RecurrenceSpec
@@ -28,6 +30,7 @@ from linalg_dsl.ops.args import axis_sizes, bind, const_numbers
 from linalg_dsl.ops.carried import started, state_labels
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.ops.stage_op import StageOp
+from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.step_form import StepForm
 
 CHUNK = 64
@@ -40,6 +43,21 @@ def chunk_op(spec: RecurrenceSpec) -> CompiledOp | None:
     if all(isinstance(s.artefacts().form, StepForm) for s in op.stage_ops):
         return None
     return op
+
+
+@lru_cache(maxsize=128)
+def counts_small_gates_as_floor(spec: RecurrenceSpec) -> bool:
+    """Whether some gate is taken as the logarithm of its size, where ``FLOOR`` stands for all below it."""
+    op = chunk_op(spec)
+    forms = [] if op is None else [s.artefacts().form for s in op.stage_ops]
+    return any(
+        isinstance(node, Call) and node.function == "log_size"
+        for form in forms
+        if isinstance(form, CanonicalRecurrence)
+        for rec in form.recurrences
+        for decay in (rec.decay, rec.value_decay)
+        for node in walk(decay.log)
+    )
 
 
 def chunk_runs(

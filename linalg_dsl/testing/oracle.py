@@ -22,67 +22,78 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linalg_dsl.ops.reference import reference
+from linalg_dsl.planner.ops import FLOOR
 from linalg_dsl.testing.cases import Case
-from linalg_dsl.testing.chunk_condition import chunk_op, chunk_runs
-from linalg_dsl.testing.rounding import NOISE, Noise, Rounding
+from linalg_dsl.testing.chunk_condition import chunk_op, chunk_runs, counts_small_gates_as_floor
+from linalg_dsl.testing.rounding import NOISE, UNIT, Noise, Rounding, working
 
 COPIES = 8
 """Replicas that roundings are tried on: few enough to be cheap, and their mean square is never near 0."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Oracle:
     """Exact results by name, in float64 on the CPU: ``o``, final states, ``d NAME`` of every leaf.
 
-    ``condition`` has the root mean square deviation of each element under relative roundings of size 1 at
-    every operation, ``of_inputs`` that under such roundings of the inputs alone (for short types only).
+    The conditions are found when they are first asked for: most results are far nearer than they admit.
     """
 
+    case: Case
     want: dict[str, Tensor]
-    condition: dict[str, Tensor]
-    of_inputs: dict[str, Tensor]
+    gradients: bool
+    copies: int
+    seed: int
 
+    @cached_property
+    def of_inputs(self) -> dict[str, Tensor]:
+        """The deviation of each element under relative roundings of size 1 of the inputs of products."""
+        noise = _InputNoise(self.case, Noise(self.seed + 1))
+        loop = _step_loop(self.case, 1 + self.copies, self.gradients, nullcontext(), noise)
+        blocks = _blocks(self.case, loop, 1 + self.copies)
+        return {n: _deviation(self.want[n], parts[1:]) for n, parts in blocks.items()}
 
-def exact(case: Case, *, gradients: bool = True, copies: int = COPIES, seed: int = 0) -> Oracle:
-    """Runs the step loop of the case's spec on its (rounded) inputs.
-
-    ``copies`` 0 leaves the conditions out. What a gradient is of is weighed as ``case.weights`` says.
-    """
-    short = copies if copies and case.dtype in (torch.float16, torch.bfloat16) else 0
-    noise = Noise(seed)
-    loop = _step_loop(case, 1 + short, gradients, nullcontext(), _InputNoise(case, noise))
-    blocks = _blocks(case, loop, 1 + short)
-    want = {n: parts[0] for n, parts in blocks.items()}
-    oracle = Oracle(want, {}, {})
-    if short:
-        oracle.of_inputs.update({n: _deviation(want[n], parts[1:]) for n, parts in blocks.items()})
-    if not copies:
-        return oracle
-    # a unit roundoff of float32 is to its smallest normal number what NOISE is to the floor
-    floor = 0.0 if case.dtype == torch.float64 else 2.0**-126 * NOISE / 2.0**-24
-    replicas = _blocks(case, _step_loop(case, copies, gradients, Rounding(noise, floor)), copies)
-    oracle.condition.update({n: _deviation(want[n], replicas[n]) for n in want})
-    op = chunk_op(case.spec)
-    if op is not None and case.shape.T:
+    @cached_property
+    def condition(self) -> dict[str, Tensor]:
+        """The deviation of each element under relative roundings of size 1 at every operation."""
+        case, copies, gradients = self.case, self.copies, self.gradients
+        noise = Noise(self.seed)
+        # a unit roundoff of float32 is to its smallest normal number what NOISE is to the floor
+        floor = 0.0 if case.dtype == torch.float64 else 2.0**-126 * NOISE / 2.0**-24
+        loop = Rounding(noise, floor)
+        if counts_small_gates_as_floor(case.spec):
+            # said in explain: sizes of gates below FLOOR count as FLOOR
+            loop = Rounding(noise, FLOOR * NOISE / UNIT[working(case.dtype)], everywhere=True)
+        replicas = _blocks(case, _step_loop(case, copies, gradients, loop), copies)
+        found = {n: _deviation(x, replicas[n]) for n, x in self.want.items()}
+        op = chunk_op(case.spec)
+        if op is None or not case.shape.T:
+            return found
         offsets = case.shape.offsets
         cu = None if offsets is None else torch.tensor(offsets)
         runs = []
         for count, inside in ((1, nullcontext()), (copies, Rounding(noise, floor))):
             leaves, weights = _leaves(case, count), _weights(case, count)
-            runs.append(
-                _blocks(case, chunk_runs(op, leaves, weights, cu, case.consts, inside, gradients), count)
-            )
+            results = chunk_runs(op, leaves, weights, cu, case.consts, inside, gradients)
+            runs.append(_blocks(case, results, count))
         plain, moved = runs
-        for name in want:
-            chunks = _deviation(plain[name][0], moved[name])
-            oracle.condition[name] = torch.maximum(oracle.condition[name], chunks)
-    return oracle
+        return {n: torch.maximum(x, _deviation(plain[n][0], moved[n])) for n, x in found.items()}
+
+
+def exact(case: Case, *, gradients: bool = True, copies: int = COPIES, seed: int = 0) -> Oracle:
+    """Runs the step loop of the case's spec on its (rounded) inputs.
+
+    What a gradient is of is weighed as ``case.weights`` says; ``copies`` is how many replicas conditions are
+    measured on.
+    """
+    blocks = _blocks(case, _step_loop(case, 1, gradients, nullcontext()), 1)
+    return Oracle(case, {n: parts[0] for n, parts in blocks.items()}, gradients, copies, seed)
 
 
 class _InputNoise:

@@ -10,8 +10,9 @@ from linalg_dsl.testing.cases import Case, arguments, leaves_of, outcome, run
 from linalg_dsl.testing.compare import Excess, fail, worst
 from linalg_dsl.testing.diagnose import likely_cause
 from linalg_dsl.testing.draws import cases
-from linalg_dsl.testing.failures import NotApplicable
+from linalg_dsl.testing.failures import NotApplicable, PropertyError
 from linalg_dsl.testing.oracle import Oracle, exact
+from linalg_dsl.testing.shrink import smallest
 from linalg_dsl.testing.subject import Subject
 
 
@@ -35,7 +36,10 @@ def matches_reference(subject: Subject, *, seed: int = 0, examples: int = 40, bu
     element may be off by is derived in ``linalg_dsl.testing.compare``.
     """
     for case in cases(subject, seed=seed, examples=examples, budget_s=budget_s):
-        check_case(subject, case)
+        try:
+            check_case(subject, case)
+        except PropertyError as error:
+            raise smallest(subject, error, check_case) from None
 
 
 def finite_where_the_recurrence_is(

@@ -14,6 +14,20 @@ NOISE = 2.0**-30
 _POOL = 1 << 16
 
 
+UNIT = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
+"""Half the distance from 1 to the next number."""
+
+
+def working(dtype: torch.dtype) -> torch.dtype:
+    """The type in which sums are formed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 class Noise:
     """Numbers in [-1, 1] from a seed."""
 
@@ -35,14 +49,15 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Every new float64 result x becomes x (1 + NOISE xi) + floor xi', unless it is 0 or a number by itself.
 
     ``floor`` stands for the spacing of denormal numbers (to the same scale as NOISE stands for a unit
-    roundoff). Views, and writes into memory that was there, stay as they are: their values were rounded
-    when they were computed.
+    roundoff); ``everywhere`` moves zeros by it too. Views, and writes into memory that was there, stay as
+    they are: their values were rounded when they were computed.
     """
 
-    def __init__(self, noise: Noise, floor: float = 0.0) -> None:
+    def __init__(self, noise: Noise, floor: float = 0.0, everywhere: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.noise = noise
         self.floor = floor
+        self.everywhere = everywhere
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -51,8 +66,10 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return found
         if isinstance(found, Tensor) and found.dtype == torch.float64 and found.dim():
             shape = tuple(found.shape)
-            zero = found == 0 if self.floor else None
+            zero = found == 0 if self.floor and not self.everywhere else None
             found.mul_(1 + NOISE * self.noise.numbers(shape))
+            if self.floor:
+                found.add_(self.floor * self.noise.numbers(shape))
             if zero is not None:
-                found.add_(self.floor * self.noise.numbers(shape)).masked_fill_(zero, 0.0)
+                found.masked_fill_(zero, 0.0)
         return found

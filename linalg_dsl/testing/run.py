@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linalg_dsl.errors import ArgumentError
+from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.testing.failures import NotApplicable, PropertyError
 from linalg_dsl.testing.properties_algebra import (
     linearity,
@@ -150,6 +151,15 @@ def run_properties(
         if stop_at_first and not outcomes[-1].ok:
             break
     return Report(subject.name, tuple(outcomes))
+
+
+def assert_op_matches_reference(op: CompiledOp | Subject, *, seed: int = 0, examples: int = 40) -> None:
+    """Raises ``PropertyError`` where an op, or any subject, is not what the step loop of its spec is.
+
+    Results, states and all gradients, per element, at ``examples`` draws of shapes, types and nasty ends.
+    """
+    subject = op if isinstance(op, Subject) else Subject.of_op(op)
+    matches_reference(subject, seed=seed, examples=examples)
 
 
 def run_one(subject: Subject, name: str, *, seed: int = 0, budget_s: float = 10.0) -> Outcome:

@@ -99,6 +99,7 @@ class Subject:
             device=device,
             bitwise=kernels,
             variants=variants,
+            step=None if op.options.backend == "reference" else op.step,
             consts=dict(consts or {}),
             op=op,
         )

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_specs import K1, KK, KV, V1, expressions
 from torch import Tensor
 
 from linalg_dsl.algebra import expr as ex
 from linalg_dsl.algebra.expr import Expr, Number, Shape, ShapeError
+from linalg_dsl.testing.strategies_exprs import K1, KK, KV, V1, expressions
 
 SIZES = {"K": 3, "V": 2}
 SHAPES = [ex.SCALAR, K1, V1, KK, KV, (1, "K"), ("V", "K")]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from kernel_cases import TEXTS
-from random_recurrences import HEADER, OUTPUTS, UPDATES
 from recurrences import ALL, WIDER
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.planner.evaluate import run_backward, run_plan
 from linalg_dsl.planner.step_form import StepForm
+from linalg_dsl.testing.strategies_grammar import HEADER, OUTPUTS, UPDATES
 
 CONSTS = {"scale": 0.7, "tau": 4.0}
 
@@ -207,7 +207,7 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
     "3 leaf computed": (edit("fwd_prep", "body", lambda p, x: (node(p, "v"), *x)), "no kernel computes"),
     "3 the other carry": (
         lambda p: change(
-            p, "bwd_forward_k", direction="reverse", carry=kernel(p, "bwd_reverse_k").carry
+            p, "bwd_forward_k", direction="reverse", carries=kernel(p, "bwd_reverse_k").carries
         ),
         "not at hand",
     ),

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from random_specs import specs_of_several_states
 from state_recurrences import TEXTS, text
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from linalg_dsl.language.parser import parse
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.draw import draw, draw_state
 from linalg_dsl.ops.reference import reference
+from linalg_dsl.testing.strategies_exprs import specs_of_several_states
 
 B, T, H, K, V = 2, 6, 2, 3, 4
 INF = float("inf")

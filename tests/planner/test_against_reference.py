@@ -21,6 +21,7 @@ from linalg_dsl.planner.canonical import canonicalise
 from linalg_dsl.planner.chunkwise import derive
 from linalg_dsl.planner.evaluate import run_backward, run_plan
 from linalg_dsl.planner.verify import verify
+from linalg_dsl.testing.strategies_lines import ACROSS, DECLARATIONS, READS, updates, wider_updates
 
 CATALOGUE = Path(__file__).parents[2] / "ops" / "catalogue"
 B, H, K, V = 2, 2, 4, 3
@@ -84,93 +85,12 @@ def test_either_side_of_the_state(name: str, gates: GateKind) -> None:
     check(parse(WIDER[name].text(name)), gates, T=13, chunk=5, seed=1)
 
 
-DECLARATIONS = """
-input q, r : [K]
-input k, p : [K] unit
-input v, u : [V]
-input g : log gate
-input a : log gate [K]
-input f : gate [K]
-input c : log gate [V]
-input d : gate [V] in (-1, 1)
-input e : gate [K] in [-1, 1]
-input n : gate in [0, 1]
-input x, y : scalar
-input beta : scalar in (0, 1)
-param w : [K]
-param gamma : scalar
-const scale = 1 / sqrt(K)
-"""
-GATES = st.sampled_from([
-    "exp(g_t)", "diag(exp(a_t))", "exp(g_t) diag(exp(a_t))", "sigmoid(x_t)^(1/16)", "diag(f_t)",
-    "sigmoid(gamma)", "diag(exp(a_t)) sigmoid(y_t)", "diag(1 - 0.5 beta_t f_t)",
-    "exp(beta_t g_t)", "diag(exp(a_t / (1 + beta_t)))",
-])  # fmt: skip
-ERASES = st.sampled_from([
-    "beta_t k_t k_tᵀ", "beta_t k_t p_tᵀ", "0.5 p_t p_tᵀ", "x_t p_t (w ⊙ k_t)ᵀ", "tanh(y_t) k_t k_tᵀ",
-    "beta_t l2norm(r_t) l2norm(r_t)ᵀ",
-])  # fmt: skip
-WRITES = st.sampled_from([
-    "k_t v_tᵀ", "beta_t k_t v_tᵀ", "p_t (u_t ⊙ v_t)ᵀ", "diag(f_t) k_t u_tᵀ", "(1 - f_t) v_tᵀ",
-    "x_t r_t softmax(u_t)ᵀ", "k_t tanh(v_t + y_t)ᵀ",
-])  # fmt: skip
-READS = st.sampled_from([
-    "S_tᵀ q_t", "scale S_tᵀ q_t", "S_{t-1}ᵀ q_t", "silu(u_t) ⊙ (S_tᵀ q_t)", "S_tᵀ (q_t - 0.3 p_t)",
-    "scale (S_{t-1} + diag(w) k_t v_tᵀ)ᵀ q_t", "S_tᵀ q_t - S_{t-1}ᵀ r_t", "x_t S_tᵀ q_t + y_t v_t",
-])  # fmt: skip
-
-
-SIGNED = st.sampled_from([
-    "n_t", "diag(e_t)", "(1 - 2 beta_t)", "tanh(x_t)", "diag(tanh(r_t)) exp(g_t)", "(-0.7)",
-    "diag(1 - 2 f_t)",
-])  # fmt: skip
-VALUE_GATES = st.sampled_from(["diag(exp(c_t))", "diag(d_t)", "diag(sigmoid(u_t))", "diag(exp(c_t)) n_t"])
-VALUE_ERASES = st.sampled_from([
-    "beta_t v_t v_tᵀ", "0.3 v_t u_tᵀ", "tanh(y_t) l2norm(u_t) l2norm(v_t)ᵀ", "beta_t (d_t ⊙ v_t) u_tᵀ",
-])  # fmt: skip
-ACROSS = st.sampled_from([
-    "S_tᵀ q_t", "S_t u_t", "S_{t-1} v_t + q_t", "silu(q_t) ⊙ (S_t u_t)", "S_t u_t - S_{t-1} v_t",
-    "n_t S_{t-1} u_t",
-])  # fmt: skip
-
-
-@st.composite
-def wider_updates(choose: st.DrawFn) -> str:
-    """A line with gates on either axis, of either sign, and erases along one of them, or no decay at all."""
-    key_gate = choose(st.one_of(st.just(""), GATES, SIGNED))
-    value_gate = choose(st.one_of(st.just(""), VALUE_GATES))
-    left, right = [key_gate] if key_gate else [], [value_gate] if value_gate else []
-    kind = choose(st.sampled_from(["none", "key", "value", "low rank"]))
-    if kind == "key":  # an erase reads the state after the gate of the other axis
-        left.insert(0, f"(I - {choose(ERASES)})")
-    if kind == "value":
-        right.append(f"(I - {choose(VALUE_ERASES)})")
-    past = " ".join([*left, "S_{t-1}", *right])
-    if kind == "low rank":
-        past = choose(st.sampled_from(["p_t k_tᵀ S_{t-1}", "S_{t-1} (0.5 v_t u_tᵀ)"]))
-    return " + ".join([past, *choose(st.lists(WRITES, min_size=1, max_size=2, unique=True))])
-
-
 @given(wider_updates(), ACROSS, st.sampled_from(["mild", "resets"]), st.integers(1, 9), st.integers(1, 6))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_lines_with_gates_and_erases_on_either_side(
     update: str, read: str, gates: GateKind, T: int, chunk: int
 ) -> None:
     check(parse(f"recurrence drawn\n{DECLARATIONS}\nS_t = {update}\no_t = {read}\n"), gates, T, chunk, seed=T)
-
-
-@st.composite
-def updates(choose: st.DrawFn) -> str:
-    """A line of the chunk classes, gates and erases in any order."""
-    erases = choose(st.lists(ERASES, max_size=2))
-    factors = [f"(I - {e})" for e in erases]
-    if choose(st.booleans()):
-        factors.insert(choose(st.integers(0, len(factors))), choose(GATES))
-    past = " ".join([*factors, "S_{t-1}"])
-    if len(erases) == 1 and choose(st.booleans()):
-        gate = choose(GATES)
-        past = f"{gate} S_{{t-1}} - {erases[0]} S_{{t-1}}"
-    return " + ".join([past, *choose(st.lists(WRITES, min_size=1, max_size=2, unique=True))])
 
 
 @pytest.mark.parametrize(

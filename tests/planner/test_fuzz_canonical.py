@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from hypothesis import HealthCheck, given, settings
-from random_recurrences import HEADER, OUTPUTS, UPDATES
 
 from linalg_dsl.errors import DslError
 from linalg_dsl.language.parser import parse
@@ -12,6 +11,7 @@ from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.canonical import canonicalise
 from linalg_dsl.planner.evaluate_form import run_form
+from linalg_dsl.testing.strategies_grammar import HEADER, OUTPUTS, UPDATES
 
 REFUSALS = {"E951", "E952", "E953", "E955", "E957", "E959"}
 

@@ -7,7 +7,6 @@ from math import isfinite
 
 import step_cases
 from hypothesis import assume, given, settings
-from random_specs import specs_of_several_states
 from step_cases import StepCase
 
 from linalg_dsl.algebra.expr import Expr, Symbol
@@ -15,6 +14,7 @@ from linalg_dsl.algebra.traverse import transform
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.step_form import step_form
 from linalg_dsl.planner.step_plan import step_backward, verify_step
+from linalg_dsl.testing.strategies_exprs import specs_of_several_states
 
 
 def without_shifts(spec: RecurrenceSpec) -> RecurrenceSpec:

@@ -6,74 +6,23 @@ ones, erases become left vectors, reads S^T q become S' q.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from recurrences import PUBLISHED, WIDER
-from test_against_reference import DECLARATIONS, READS, updates
 from torch import Tensor
 
-from linalg_dsl.algebra.expr import Dim, Expr, Identity, Symbol, transpose
-from linalg_dsl.algebra.traverse import transform
 from linalg_dsl.language.parser import parse
-from linalg_dsl.language.spec import Equation, RecurrenceSpec
+from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.draw import draw, draw_state
 from linalg_dsl.planner.adjoint import backward
 from linalg_dsl.planner.canonical import canonicalise
 from linalg_dsl.planner.chunkwise import derive
 from linalg_dsl.planner.evaluate import run_backward, run_plan
+from linalg_dsl.testing.strategies_lines import DECLARATIONS, READS, updates
+from linalg_dsl.testing.transpose import renamed, transposed
 
 SIZES = {"K": 4, "V": 3}
-
-
-def swapped(dim: Dim) -> Dim:
-    return {"K": "V", "V": "K"}.get(dim, dim) if isinstance(dim, str) else dim
-
-
-def mapped(spec: RecurrenceSpec, change: Callable[[Expr], Expr]) -> RecurrenceSpec:
-    """The spec with every leaf of its equations changed."""
-
-    def of(equations: tuple[Equation, ...]) -> tuple[Equation, ...]:
-        return tuple(replace(e, value=transform(e.value, change)) for e in equations)
-
-    consts = tuple(replace(c, value=transform(c.value, change)) for c in spec.consts)
-    return replace(spec, updates=of(spec.updates), outputs=of(spec.outputs), consts=consts, written=())
-
-
-def renamed(spec: RecurrenceSpec) -> RecurrenceSpec:
-    """K for V and V for K: the state is declared in the other order."""
-
-    def change(node: Expr) -> Expr:
-        match node:
-            case Symbol("K" | "V" as name, _, None):
-                return replace(node, name=str(swapped(name)))
-            case Symbol():
-                return replace(node, dims=(swapped(node.dims[0]), swapped(node.dims[1])))
-            case Identity(dim):
-                return Identity(swapped(dim))
-            case _:
-                return node
-
-    states = tuple(replace(s, dims=tuple(map(swapped, s.dims))) for s in spec.states)
-    inputs = tuple(replace(i, dims=tuple(map(swapped, i.dims))) for i in spec.inputs)
-    return replace(mapped(spec, change), states=states, inputs=inputs)
-
-
-def transposed(spec: RecurrenceSpec) -> RecurrenceSpec:
-    """The recurrence of the transposed state."""
-    (state,) = spec.states
-
-    def change(node: Expr) -> Expr:
-        if isinstance(node, Symbol) and node.name == state.name:
-            return transpose(replace(node, dims=(node.dims[1], node.dims[0])))
-        return node
-
-    found = mapped(spec, change)
-    update = replace(found.updates[0], value=transpose(found.updates[0].value))
-    return replace(found, states=(replace(state, dims=state.dims[::-1]),), updates=(update,))
 
 
 def run(spec: RecurrenceSpec, tensors: dict[str, Tensor], start: Tensor, scale: float) -> dict[str, Tensor]:

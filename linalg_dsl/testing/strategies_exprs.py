@@ -1,4 +1,10 @@
-"""Random expressions of a wanted shape, and random specs, for hypothesis."""
+"""Random expressions of a wanted shape, and random specs of them: for what treats any spec alike.
+
+Their numbers are wild (powers of anything, ranges up to 1e20): for printing, parsing, planning. Recurrences
+whose numbers stay ordinary are in ``strategies_lines``.
+"""
+
+from __future__ import annotations
 
 from fractions import Fraction
 
@@ -151,7 +157,7 @@ NAMES = st.sampled_from(["r", "gated_rule", "ψ2"])
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> RecurrenceSpec:
+def specs_of_one_state(draw: st.DrawFn) -> RecurrenceSpec:
     """A spec with a state [K, V], linear in it, with reads of all kinds."""
     past, now = ex.Symbol("S", KV, -1), ex.Symbol("S", KV, 0)
     terms = [ex.mul((draw(expressions(ex.SCALAR, 1)), past))] if draw(st.booleans()) else []

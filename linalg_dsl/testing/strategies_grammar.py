@@ -1,4 +1,4 @@
-"""Random recurrences as text, well shaped, from a small grammar of terms."""
+"""Random recurrences as text, mostly well shaped, from a small grammar of terms."""
 
 from __future__ import annotations
 

@@ -1,0 +1,149 @@
+"""A language model over bytes, with nine kinds of layers, on a text that comes with Python.
+
+    python examples/byte_lm.py                                 # tiny, one recurrence: a minute on a CPU
+    python examples/byte_lm.py --size gpu --all --device cuda  # nine models, minutes each on one GPU
+
+The text ships with Python: at tiny size the language reference as its interactive help prints it
+(`pydoc_data.topics` of the standard library, about half a megabyte), at gpu size the sources of the standard
+library (its .py files without tests and installed packages, more than 10 MB). The last twentieth is held
+out. Prints the loss in bits per byte; results and curves go into a JSON file, a second run goes on where the
+first one stopped, and with matplotlib the curves are drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sysconfig
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.nn.lm import LM
+from linalg_dsl.plots import save, spread
+from linalg_dsl.study.models import HYBRIDS, PATTERNS, Size, build
+from linalg_dsl.study.record import Record
+from linalg_dsl.study.training import Recipe, train
+
+SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+SIZES = {
+    "tiny": (
+        Size(hidden=64, heads=2, head_dim=16, layers=2, mlp_ratio=2.0, init_std=0.02),
+        Recipe(steps=150, batch=8, learning_rate=3e-3, warmup=20),
+        128,
+    ),
+    "gpu": (
+        Size(hidden=512, heads=4, head_dim=128, layers=8, mlp_ratio=8 / 3, init_std=0.02),
+        Recipe(steps=2000, batch=32, learning_rate=1e-3, warmup=100, bfloat16=True),
+        1024,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Windows of ``length`` + 1 bytes at random places; the target of a byte is the next."""
+
+    data: Tensor
+    length: int
+    name: str = "bytes"
+    vocab_size: int = 256
+
+    def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        begin = torch.randint(len(self.data) - self.length, (size, 1), generator=generator)
+        window = self.data[begin + torch.arange(self.length + 1)]
+        return window[:, :-1], window[:, 1:]
+
+
+def text(source: bool) -> tuple[Tensor, Tensor]:
+    """What is trained on and what is held out, bytes as int64; ``source``: the library, not its help."""
+    if source:
+        folder = Path(sysconfig.get_path("stdlib"))
+        files = sorted(p for p in folder.rglob("*.py") if not SKIPPED & set(p.relative_to(folder).parts))
+        joined = b"\n".join(p.read_bytes() for p in files)
+    else:
+        joined = "\n\n".join(topics[name] for name in sorted(topics)).encode("utf-8")
+    data = torch.frombuffer(bytearray(joined), dtype=torch.uint8).long()
+    cut = len(data) * 19 // 20
+    return data[:cut], data[cut:]
+
+
+@torch.no_grad()
+def bits_per_byte(model: LM, held_out: Tensor, length: int, bfloat16: bool) -> float:
+    """The mean loss over the held-out text in windows of ``length``, in bits."""
+    device = model.embed.weight.device
+    count = (len(held_out) - 1) // length
+    ids = held_out[: count * length].view(count, length)
+    targets = held_out[1 : count * length + 1].view(count, length)
+    losses = []
+    for i in range(0, count, 16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+            out = model(ids[i : i + 16].to(device), targets=targets[i : i + 16].to(device))
+        losses.append((float(out.loss), len(ids[i : i + 16])))
+    return sum(x * n for x, n in losses) / count / math.log(2)
+
+
+def main(argv: list[str] | None = None) -> Record:
+    options = _options(argv)
+    size, recipe, length = SIZES[options.size]
+    names = options.models or (list(PATTERNS) if options.all else ["gated_delta"])
+    size = replace(size, layers=options.layers or size.layers)
+    recipe = replace(recipe, steps=options.steps or recipe.steps)
+    training, held_out = text(source=options.size == "gpu")
+    if options.bytes:
+        training, held_out = training[: options.bytes], held_out[: max(options.bytes // 19, 2 * length)]
+    settings = {"size": asdict(size), "recipe": asdict(recipe), "length": length, "bytes": len(training)}
+    record = Record(options.out / "byte_lm.json", settings)
+    for name in names:
+        if not record.has(model=name):
+            record.add(_one(name, size, recipe, Text(training, length), held_out, options.device))
+    for row in sorted((r for n in names for r in record.where(model=n)), key=lambda r: r["bits_per_byte"]):
+        print(f"{row['model']:20s} {row['bits_per_byte']:.3f} bits per byte, {row['seconds']:.0f} s")
+    series = {n: [(s, b) for r in record.where(model=n) for s, b in r["curve"]] for n in names}
+    try:
+        print(save(spread(series, "step", "bits per byte"), options.out / "byte_lm.png"))
+    except ArgumentError as error:  # matplotlib is an extra
+        print(error)
+    return record
+
+
+def _one(name: str, size: Size, recipe: Recipe, task: Text, held_out: Tensor, device: str) -> dict[str, Any]:
+    model = build(name, replace(size, layers=max(size.layers, 2 if name in HYBRIDS else 1)), 256, 0, device)
+
+    def progress(step: int, loss: float, right: float) -> None:
+        print(f"  {name} step {step}: {loss / math.log(2):.3f} bits per byte", flush=True)
+
+    outcome = train(model, task, recipe, progress, every=max(recipe.steps // 20, 1))
+    curve = [(step, loss / math.log(2)) for step, loss, _ in outcome.curve]
+    found = bits_per_byte(model, held_out, task.length, recipe.bfloat16)
+    parameters = sum(p.numel() for p in model.parameters())
+    return {
+        "model": name,
+        "bits_per_byte": found,
+        "seconds": outcome.seconds,
+        "parameters": parameters,
+        "curve": curve,
+    }
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--size", choices=list(SIZES), default="tiny")
+    parser.add_argument("--all", action="store_true", help="all nine models")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help=f"of {', '.join(PATTERNS)}, or patterns")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--bytes", type=int, help="use only so much of the text")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("build/byte_lm"))
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    torch.set_float32_matmul_precision("high")
+    main()

@@ -1,0 +1,79 @@
+"""The models that comparisons are made of, all with the same sizes, and the sizes themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.nn.lm import LM
+
+PATTERNS: dict[str, str] = {
+    "softmax": "full",
+    "linear": "linear",
+    "scalar_gla": "simple_gla",
+    "gla": "gla",
+    "delta": "delta",
+    "gated_delta": "gdn",
+    "invented": "invented",
+    "delta_full": "delta full@mid,last",
+    "gated_delta_window": "gdn window(16)@mid,last",
+}
+"""Nine models by name: softmax attention, six recurrences, two hybrids (which need two layers)."""
+HYBRIDS = ("delta_full", "gated_delta_window")
+
+INVENTED = """
+# A delta rule that lets go as much as it does not replace: beta near 1 keeps all other associations.
+recurrence invented
+
+input q, d : [K]
+input k    : [K] unit
+input v    : [V]
+input beta : scalar in (0, 1)
+const scale = 1 / sqrt(K)
+
+a_t = exp(-(1 - beta_t) softplus(d_t))
+S_t = (I - beta_t k_t k_tᵀ) diag(a_t) S_{t-1} + beta_t k_t v_tᵀ
+o_t = scale S_tᵀ q_t
+"""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a model; ``init_std`` of its weights."""
+
+    hidden: int = 64
+    heads: int = 1
+    head_dim: int = 16
+    layers: int = 1
+    mlp_ratio: float = 0.0
+    conv: int = 4
+    init_std: float = 0.1
+
+
+def build(
+    name: str,
+    size: Size,
+    vocab_size: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    layers: Mapping[str, Any] | None = None,
+) -> LM:
+    """A model of ``PATTERNS`` or of any layer pattern, its parameters drawn from ``seed``.
+
+    Softmax layers get the short convolution that the recurrences have, so that none is at a disadvantage in
+    seeing the token before. The state of a head is head_dim x head_dim for all.
+    """
+    pattern = PATTERNS.get(name, name)
+    if name in HYBRIDS and size.layers < 2:
+        raise ArgumentError(f"{name} is a hybrid and needs at least 2 layers, got {size.layers}")
+    torch.manual_seed(seed)
+    model = LM(
+        vocab_size, size.hidden, pattern, num_layers=size.layers, num_heads=size.heads,
+        head_dim=size.head_dim, value_dim=size.head_dim, layers={"invented": INVENTED, **(layers or {})},
+        mlp_ratio=size.mlp_ratio, conv_size=size.conv, attention_conv_size=size.conv, init_std=size.init_std,
+    )  # fmt: skip
+    return model.to(device)
