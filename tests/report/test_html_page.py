@@ -9,6 +9,7 @@ import time
 import warnings
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,6 +197,6 @@ def test_calls_of_any_size_have_a_page(call: dict[str, int], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "options", [{"chunk_size": 16}, {"reverse": True}, {"backend": "torch"}, {"invariant": True}]
 )
-def test_ops_of_any_options_have_a_page(options: dict[str, object], tmp_path: Path) -> None:
+def test_ops_of_any_options_have_a_page(options: dict[str, Any], tmp_path: Path) -> None:
     op = linalg_dsl.compile(linalg_dsl.ops.gated_delta_rule.spec, **options)
     assert tree_of(op.plan.to_html(tmp_path / "x.html").read_text(encoding="utf-8")) is not None
