@@ -36,7 +36,7 @@ from linalg_dsl.ops.decode import Decoder
 from linalg_dsl.ops.layout import turn_all
 from linalg_dsl.ops.library import Operator
 from linalg_dsl.ops.plan_view import Plan, StagePlan
-from linalg_dsl.ops.pool import call_with_pool
+from linalg_dsl.ops.pool import call_with_pool, new_state
 from linalg_dsl.ops.positions import call_at_positions
 from linalg_dsl.ops.promises import check_promises
 from linalg_dsl.ops.quick import QuickCall, quick_is_safe
@@ -192,6 +192,24 @@ class CompiledOp:
         No gradients: raises ``ArgumentError`` where one would be wanted. Never waits for the device.
         """
         return self.decoder.step(self.backend_for, args, kwargs, state, slots, accepted)
+
+    def new_state(
+        self,
+        count: int,
+        heads: int,
+        K: int | None = None,
+        V: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        **consts: float,
+    ) -> Any:
+        """What is carried, before the first token: of ``count`` sequences, or a pool of so many rows.
+
+        [count, heads, ...] in ``dtype``, a named tuple where several tensors are carried. A row of a pool is
+        begun anew with ``pool[slot] = op.new_state(1, ...)[0]``.
+        """
+        sizes = {name: size for name, size in (("K", K), ("V", V)) if size is not None}
+        return new_state(self, count, heads, sizes, dtype, device, consts)
 
     def reference(
         self,
