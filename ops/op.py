@@ -242,8 +242,12 @@ class CompiledOp:
     @property
     def plan(self) -> Plan:
         """The derivation and the chunk plans, printable; ``plan.explain(B=, T=, H=, K=, V=)``."""
-        size = self.options.chunk_size
-        plans = [StagePlan(stage.artefacts(), size, stage.traced_text) for stage in self.stage_ops]
+        chosen = self.options
+        asked = (chosen.schedule, chosen.super_chunk, chosen.invariant)
+        plans = [
+            StagePlan(stage.artefacts(), chosen.chunk_size, stage.traced_text, *asked)
+            for stage in self.stage_ops
+        ]
         return Plan(self.stages, tuple(plans))
 
     def artefacts(self, consts: Consts = ()) -> Artefacts:
