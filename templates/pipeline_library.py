@@ -14,6 +14,14 @@ def spread(x, heads, axis):
     return x if have == heads else x.repeat_interleave(heads // have, dim=axis)
 
 
+def stage_heads(heads, counts, states, want):
+    """How many heads a stage runs with: all if it takes or gives states, else as few as its inputs allow."""
+    own = max(counts)
+    if want or any(x is not None for x in states) or any(own % n for n in counts):
+        return heads
+    return own
+
+
 def wide(x, heads, axis):
     """A value in full precision, spread over the heads."""
     x = spread(x, heads, axis)
@@ -70,11 +78,12 @@ def last_token(x, first, heads, cu_seqlens):
     x = spread(x, heads, 2)
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     count = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    ahead = x.new_zeros((count, *x.shape[2:]), dtype=kind) if first is None else first.to(kind)
+    # copies: a state that is a part of the input would change with it
+    ahead = x.new_zeros((count, *x.shape[2:]), dtype=kind) if first is None else first.to(kind, copy=True)
     if x.shape[1] == 0:
         return ahead
     if cu_seqlens is None:
-        return x[:, -1].to(kind)
+        return x[:, -1].to(kind, copy=True)
     ends = (cu_seqlens[1:].long() - 1).clamp_min(0)
     empty = (cu_seqlens.diff() == 0).view(-1, *[1] * (x.dim() - 2))
     return torch.where(empty, ahead, x[0][ends].to(kind))

@@ -99,6 +99,8 @@ class _Emitter:
         if not isinstance(self.stages.steps[-1], Stage) or self.stages.steps[-1].result != self.stages.output:
             like = list(self.values.values())[output_like(spec)]
             output = f"{output}.to({like}.dtype)"
+        if len(self.stages.stages) > 1:
+            output = f"spread({output}, heads, 2)"
         finals = [self.finals[n] for n in spec.carried]
         before: tuple[str, ...] = ()
         if self.stages.reverse:
@@ -106,7 +108,7 @@ class _Emitter:
             output = f"{output}.flip(1)"
             finals = [f"turned({x}, cu_seqlens)" for x in finals]
         functions = (line for f in self.token_functions for line in f.lines)
-        text = "\n".join([*before, *lines, *finals, *functions])
+        text = "\n".join([*before, *lines, output, *finals, *functions])
         heads = [f"{self.values[i.name]}.shape[{2 if i.timed else 0}]" for i in spec.inputs]
         count = len(self.stages.stages)
         return render(
@@ -167,14 +169,21 @@ class _Emitter:
         some = next(iter(self.values.values()))
         given = [f"one({some})" if a == ONES else self.values[a] for a in step.arguments]
         first = next(i for i, a in enumerate(step.arguments) if a in self.timed)
-        if not {i.name for i in self.spec.inputs} <= {*step.arguments}:  # else the largest count is there
-            given[first] = f"spread({given[first]}, heads, 2)"
         column = step.column
         before: list[str] = []
         after: list[str] = []
         initials = tuple_text(
             f"column({self.initials[n]})" if column else self.initials[n] for n in step.states
         )
+        want, offsets = "want" if step.keeps else "False", "cu_seqlens"
+        if not {i.name for i in self.spec.inputs} <= {*step.arguments}:  # else the largest count is there
+            counts = tuple_text(
+                f"{self.values[a]}.shape[{2 if a in self.timed else 0}]"
+                for a in dict.fromkeys(step.arguments)
+                if a != ONES
+            )
+            own = f"stage_heads(heads, {counts}, {initials}, {want})"
+            given[first] = f"spread({given[first]}, {own}, 2)"
         dims = tuple(d for d in step.spec.outputs[0].value.shape if d not in (1, column))
         name = self._made(step.result, True, len(dims))
         if column in step.spec.outputs[0].value.shape:
@@ -185,7 +194,6 @@ class _Emitter:
             self.finals |= dict(zip(step.states, names, strict=True))
             lasts = tuple_text(names)
             after += [f"{x} = {x}[..., 0] if want else None" for x in names if column]
-        want, offsets = "want" if step.keeps else "False", "cu_seqlens"
         if step.layouts:
             rows = next(i for i, layout in enumerate(step.layouts) if layout == "rows")
             count = self.names.unique("substeps")

@@ -98,9 +98,9 @@ class StepMemory:
     def tiles(self, plans: Iterable[ChunkPlan], each: int | None = None) -> dict[str, Tile]:
         """The tile of every axis; its offsets and mask are the first lines of the kernel.
 
-        ``each``: how many neighbours along the split axis a thread may hold; otherwise the compiler lays out a state's
-        tile by what it may load at once, up to 16 bytes, which leaves the other threads to share the axis
-        that is summed over at every token.
+        ``each``: how many neighbours along the split axis a thread may hold. Otherwise the compiler lays out
+        a state's tile by what it may load at once, up to 16 bytes, which leaves the other threads to share
+        the axis that is summed over at every token.
         """
         found = {}
         for axis in dict.fromkeys(a for p in plans for n in p.nodes for a in n.axes):
