@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from linalg_dsl.errors import ArgumentError
-from linalg_dsl.plots import save
+from linalg_dsl.plots import save, spread
 from linalg_dsl.study.models import HYBRIDS, PATTERNS, Size, build
 from linalg_dsl.study.record import Record
 from linalg_dsl.study.tasks import Recall

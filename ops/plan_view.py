@@ -33,6 +33,9 @@ class StagePlan:
     chunk_size: int | None = None
     emit: Callable[[str, Trace], str] | None = field(default=None, compare=False, repr=False)
     """Gives the module of a backend, and fills a trace of it."""
+    schedule: str | None = None
+    super_chunk: int | None = None
+    invariant: bool = False
 
     @property
     def canonical(self) -> CanonicalRecurrence:
@@ -83,8 +86,10 @@ class StagePlan:
         schedule: Sequence[str] = [line.removeprefix("  ") for line in str(kernels).splitlines()[1:]]
         if B is not None and T is not None and H is not None:
             schedule = schedule_lines(
-                kernels, B=B, T=T, H=H, K=key, V=value, dtype=dtype, target=target, chunk_size=self.chunk_size
-            )
+                kernels, B=B, T=T, H=H, K=key, V=value, dtype=dtype, target=target,
+                chunk_size=self.chunk_size, invariant=self.invariant, schedule=self.schedule,
+                super_chunk=self.super_chunk,
+            )  # fmt: skip
         return explain(
             self.canonical,
             self.forward,
