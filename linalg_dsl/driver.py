@@ -240,7 +240,8 @@ def make_plan(spec: RecurrenceSpec, options: CompileOptions | None = None) -> Pl
     for stage in stages.stages:
         own = stage_options(options, stages, stage)
         found = derive(stage.spec, own, {})
-        plans.append(StagePlan(found, options.chunk_size, partial(_traced, found, own)))
+        asked = (options.schedule, options.super_chunk, options.invariant)
+        plans.append(StagePlan(found, options.chunk_size, partial(_traced, found, own), *asked))
     return Plan(stages, tuple(plans))
 
 
