@@ -160,7 +160,8 @@ class _Splitter:
         read = {s.name for s in symbols(value)}
         fed = {g for e in self.spec.updates for g, _ in self._reads(e.value, self._group(e.target))}
         # a matrix before a vector: the vector is then read by products, not by what is done with these
-        for group in sorted(reversed(self.groups), key=lambda g: not self._has_matrix(g)):
+        last_first = self.groups[::-1]
+        for group in sorted(last_first, key=lambda g: not self._has_matrix(g)):
             matrix = self._has_matrix(group)
             if group & read and (is_linear(value, group) if matrix else group not in fed):
                 try:

@@ -4,8 +4,8 @@ python tests/gpu/measure_steps.py [--names a,b]    forward, forward that saves s
 python tests/gpu/measure_steps.py --sweep          besides, other blocks, warps and groups than the table's
 
 A ratio is the time over that of moving each input, output and gradient once at the speed of a copy. The bar
-is 2 at K = 16 to 64. Of gates for every entry (mamba1) the exponentials alone take longer than that: K V of them
-for 2 (K + V) numbers, on units that make 16 a clock.
+is 2 at K = 16 to 64. Of gates for every entry (mamba1) the exponentials alone take longer than that: K V of
+them for 2 (K + V) numbers, on units that make 16 a clock.
 """
 
 from __future__ import annotations
