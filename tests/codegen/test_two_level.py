@@ -228,6 +228,10 @@ def test_explain_has_work_and_time_of_every_kernel() -> None:
     [
         ({"schedule": "three_level"}, "schedule is one of None, walk, two_level, got 'three_level'"),
         ({"super_chunk": 4}, "super_chunk=4 needs schedule='two_level', got None"),
+        (
+            {"schedule": "two_level", "backend": "torch"},
+            "is for the triton backend; backend='torch' goes over",
+        ),
         ({"schedule": "two_level", "super_chunk": 0}, "super_chunk is a whole number from 1"),
     ],
 )
