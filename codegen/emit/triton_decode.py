@@ -58,6 +58,7 @@ class TritonDecodeModule:
     key: str
     value: str
     own_dims: str
+    whole_dims: str
     cut: str
     square: str
     shared: bool
@@ -124,7 +125,10 @@ class _Emitter(StepEmitter):
                 head_counts=head_counts(spec),
                 key=self.size("K"),
                 value=self.size("V"),
-                own_dims=repr(tuple(self.dims([d for d in dims if d != plan.split]) for dims in held)),
+                own_dims=repr(
+                    tuple(self.dims([d for d in dims if d != plan.split]) for dims in held if plan.split in dims)
+                ),
+                whole_dims=repr(tuple(self.dims(dims) for dims in held if plan.split not in dims)),
                 cut={"K": "self.key", "V": "self.value", None: "0"}[plan.split],
                 square=self.square(),
                 shared=any(plan.split is not None and plan.split not in s.dims for s in spec.states),

@@ -72,7 +72,8 @@ def test_tensors_that_were_one_are_two_in_a_call_that_is_alike(counted: list[int
     token = {n: x[:, :1] for n, x in tensors.items()}
     for _ in range(3):
         op.step(token["k"], token["k"], token["v"], token["g"], state=state)
-    close(op.step(**token, state=state.clone()), exact.step(**token, state=state.clone()))
+    given = token.values()
+    close(op.step(*given, state=state.clone()), exact.step(*given, state=state.clone()))
 
 
 def test_views_are_copied_as_before(counted: list[int]) -> None:
