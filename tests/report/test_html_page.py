@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import time
 import warnings
 import xml.etree.ElementTree as ET
@@ -200,3 +201,23 @@ def test_calls_of_any_size_have_a_page(call: dict[str, int], tmp_path: Path) -> 
 def test_ops_of_any_options_have_a_page(options: dict[str, Any], tmp_path: Path) -> None:
     op = linalg_dsl.compile(linalg_dsl.ops.gated_delta_rule.spec, **options)
     assert tree_of(op.plan.to_html(tmp_path / "x.html").read_text(encoding="utf-8")) is not None
+
+
+@pytest.mark.parametrize("name", ["kda", "gsa", "mamba1"])
+def test_the_plan_made_without_an_op_is_the_ops(name: str) -> None:
+    from linalg_dsl.driver import make_plan
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert make_plan(getattr(linalg_dsl.ops, name).spec) == op_of(name).plan
+
+
+def test_explaining_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from linalg_dsl.cli import app\n"
+        f"sys.argv = ['linalg-dsl', 'explain', 'gla', '--html', {str(tmp_path / 'x.html')!r}]\n"
+        "try:\n    app()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+    assert (tmp_path / "x.html").exists()
