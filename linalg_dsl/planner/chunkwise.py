@@ -12,7 +12,7 @@ Where W = Sigma Y the solve is for U + Y (planner.residual), with R + Y in place
 
 Of several coupled states the decays per token are products of a gate of blocks (planner.stacked_plan): one
 number for every pair of tokens, weighed by what an erase or query takes of every state and what goes to every
-state of a write. What a state was before the chunk is read, and what it is after it is written, for each of them.
+state of a write. What each was before the chunk is read, and each is written to.
 
 Every value is one [C, .] block per column of L, W, B (m and r of them), so a zero column of W or a
 constant in Sigma costs nothing.
