@@ -219,7 +219,11 @@ def bench(
         str | None, typer.Option(help="of q, k, v; by default bfloat16 on a GPU, float32 on the CPU")
     ] = None,
     passes: Annotated[
-        list[str] | None, typer.Option("--pass", help="forward or training (with gradients); by default both")
+        list[str] | None,
+        typer.Option(
+            "--pass",
+            help="forward, training (with gradients) or decode (one token); by default the first two",
+        ),
     ] = None,
     B: MaybeB = None,
     T: Annotated[

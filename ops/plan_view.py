@@ -103,13 +103,15 @@ class StagePlan:
             schedule=schedule,
         )
 
-    def work(self, K: int, V: int, element_bytes: int = 2) -> Work:
-        """FLOPs and bytes per token and head, in the chunks that run where nothing else is asked for."""
+    def work(self, K: int, V: int, element_bytes: int = 2, chunk: int | None = None) -> Work:
+        """FLOPs and bytes per token and head; by default in the chunks that run."""
         from linalg_dsl.codegen.schedule.describe import chosen_chunk
         from linalg_dsl.planner.work import work_of
 
-        form, chunk = self.artefacts.form, self.chunk_size or 1
-        if self.chunk_size is None and not isinstance(form, StepForm):
+        form, chunk = self.artefacts.form, chunk or self.chunk_size
+        if isinstance(form, StepForm):
+            chunk = 1
+        elif chunk is None:
             chunk = chosen_chunk(self.kernels, K=K, V=V, dtype="bfloat16")
         return work_of(form, self.forward, self.backward, chunk, K, V, element_bytes)
 
