@@ -1,4 +1,4 @@
-"""The lines of a kernel as text: what nothing uses, which names they mention; and how its tiles are turned."""
+"""Lines of a kernel as text: what nothing uses, which names they mention; and how tiles are turned."""
 
 from __future__ import annotations
 
