@@ -55,8 +55,8 @@ def test_right_modules_pass(name: str, dtype: torch.dtype) -> None:
 def test_a_wrong_gradient_is_an_error_that_names_it(name: str, dtype: torch.dtype) -> None:
     op = compiled("gated_delta")
     wrong = (
-        "return d_s, (d_q, d_k, d_v, d_g, d_beta)",
-        f"d_{name} = 1.2 * d_{name}\n    return d_s, (d_q, d_k, d_v, d_g, d_beta)",
+        "return (d_s,), (d_q, d_k, d_v, d_g, d_beta)",
+        f"d_{name} = 1.2 * d_{name}\n    return (d_s,), (d_q, d_k, d_v, d_g, d_beta)",
     )
     with pytest.raises(
         RuntimeError,
@@ -70,7 +70,7 @@ def test_nan_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="o is off by nan"):
         known_answer(
             op.spec,
-            _module(op, ("return o, s_next", "return o * float('nan'), s_next")),
+            _module(op, ("return o, (s_next,)", "return o * float('nan'), (s_next,)")),
             _module(op),
             _like(op, torch.float32),
             {},
@@ -93,7 +93,7 @@ def test_what_a_stage_is_handed_is_drawn_where_it_has_an_answer() -> None:
     known_answer(op.spec, _module(op), _module(op), like, {}, ("A",))
     with pytest.raises(RuntimeError, match="is off by nan"):
         known_answer(op.spec, _module(op), _module(op), like, {})
-    wrong = _module(op, ("return o, s_next", "return 1.2 * o, s_next"))
+    wrong = _module(op, ("return o, (s_next,)", "return 1.2 * o, (s_next,)"))
     with pytest.raises(RuntimeError, match=r"o is off by (2|1.9)"):
         known_answer(op.spec, wrong, _module(op), like, {}, ("A",))
 
@@ -118,7 +118,7 @@ def test_a_failure_is_not_remembered_as_a_pass(monkeypatch: pytest.MonkeyPatch) 
     op = compiled("gated_delta")
     monkeypatch.setattr(selfcheck, "enabled", lambda device: True)
     check = SelfCheck(op.spec, (), lambda: _module(op))
-    wrong = _module(op, ("return o, s_next", "return 2 * o, s_next"))
+    wrong = _module(op, ("return o, (s_next,)", "return 2 * o, (s_next,)"))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="o is off by 1"):
             check(wrong, _like(op, torch.float32))
@@ -129,7 +129,7 @@ def test_an_op_runs_it_before_its_first_kernel(monkeypatch: pytest.MonkeyPatch) 
     """The whole way from a call: the Triton module is stood in for by a wrong one."""
     good = compiled("gated_delta")
     text = good.module_text("torch")
-    wrong = text.replace("return o, s_next", "return 1.5 * o, s_next").replace(
+    wrong = text.replace("return o, (s_next,)", "return 1.5 * o, (s_next,)").replace(
         'BACKEND = "torch"', 'BACKEND = "triton"'
     )
     stages = Passes(
