@@ -173,21 +173,28 @@ def test_it_runs_what_the_call_would_run(monkeypatch: pytest.MonkeyPatch) -> Non
         assert copy is not module
         assert copy.keep_every_state(1, 1, 1, 1) == launch.every_state
         for loads in (("to", "tb"), ("tb", "ts")):
-            small = copy.choose_walk(loads, 128, 128, 32, 2, 232448, 2, 132)
-            assert small == module.choose_walk(loads, 128, 128, 32, 2, 232448, B * H, 132)
+            for states in (1, 2):
+                small = copy.choose_walk(loads, 128, 128, 32, 2, 232448, 2, 132, states)
+                assert small == module.choose_walk(loads, 128, 128, 32, 2, 232448, B * H, 132, states)
 
 
 @pytest.mark.parametrize("units", [1, 7, 108, 132])
 def test_lanes_of_one_class_have_the_same_blocks(units: int) -> None:
-    from linalg_dsl.codegen.schedule.step_table import choose_step
+    from linalg_dsl.codegen.schedule.step_table import choose_decode, choose_step
     from linalg_dsl.codegen.schedule.table import choose_walk
 
-    for lanes in range(1, 2 * units + 9):
+    for lanes in range(1, 5 * units + 9, 1 if units < 50 else 3):
         stand_in = lanes_class(lanes, units)
         assert stand_in <= lanes
         for own in (16, 128, 512):
             walk = [choose_walk(("to", "ts"), own, own, 32, 2, 232448, n, units) for n in (lanes, stand_in)]
             step = [choose_step(own, own, 0, True, n, units) for n in (lanes, stand_in)]
+            few = [choose_decode(own, own, own, 0, False, n, units) for n in (lanes, stand_in)]
+            coupled = [
+                choose_walk(("to", "ts"), own, own, 32, 4, 101376, n, units, 2) for n in (lanes, stand_in)
+            ]
+            assert few[0] == few[1]
+            assert coupled[0] == coupled[1]
             assert walk[0] == walk[1]
             assert step[0] == step[1]
 
