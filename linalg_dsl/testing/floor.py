@@ -1,0 +1,100 @@
+"""What a type costs: the error that a chunk form has when nothing but its type is at fault.
+
+The floor of a short type is the error of the exact chunk form whose matrix products take operands rounded
+to that type and accumulate in float32, everything else in float32, on inputs that are exact: a kernel on
+tensor cores cannot be asked for less. It is measured by carrying the plan out like that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from linalg_dsl.ops.carried import state_labels
+from linalg_dsl.ops.reference import reference
+from linalg_dsl.testing.cases import Case
+from linalg_dsl.testing.chunk_condition import chunk_op, chunk_runs
+
+_PRODUCTS = ("aten::mm", "aten::bmm", "aten::matmul", "aten::baddbmm", "aten::addmm")
+
+
+class ShortOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Matrix products round their operands to a type; sums stay in the type of the tensors."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtype = dtype
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in _PRODUCTS:
+            args = tuple(self._short(x) for x in args)
+        return func(*args, **(kwargs or {}))
+
+    def _short(self, x: Any) -> Any:
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != self.dtype:
+            return x.to(self.dtype).to(x.dtype)
+        return x
+
+
+def chunk_floor(case: Case, want: dict[str, Tensor]) -> dict[str, float]:
+    """Relative L2 error, by result, of the chunk form with operands of products in the case's type.
+
+    ``want`` are the exact results. Where there is no chunk form, products have no short operands, and the
+    floor is that of the float32 step loop. Outputs and gradients of inputs are rounded to the case's type.
+    """
+    op = chunk_op(case.spec)
+    leaves = {n: x.float() for n, x in {**case.tensors, **case.states}.items()}
+    if op is None:
+        found = step_loop(case, torch.float32)
+    else:
+        offsets = case.shape.offsets
+        cu = None if offsets is None else torch.tensor(offsets)
+        weights = {n: w.float() for n, w in case.weights.items()}
+        found = chunk_runs(op, leaves, weights, cu, case.consts, ShortOperands(case.dtype))
+    short = {"o", *(f"d {n}" for n in case.tensors)}
+    return {
+        n: relative(x.to(case.dtype) if n in short else x, want[n]) for n, x in found.items() if n in want
+    }
+
+
+def step_loop(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Results and gradients of the step loop in a type."""
+    leaves = {n: x.to(dtype).requires_grad_() for n, x in {**case.tensors, **case.states}.items()}
+    labels = state_labels(case.spec, "initial_state")
+    offsets = case.shape.offsets
+    o, last = reference(
+        case.spec,
+        {d.name: leaves[d.name] for d in case.spec.inputs},
+        initial_state=[leaves[n] for n in labels] if case.states else None,
+        output_final_state=True,
+        cu_seqlens=None if offsets is None else torch.tensor(offsets),
+        consts=case.consts,
+        dtype=dtype,
+    )
+    results = dict(zip(case.labels, [o, *([last] if isinstance(last, Tensor) else last)], strict=True))
+    used = [n for n in results if results[n].requires_grad]
+    grads = torch.autograd.grad(
+        [results[n] for n in used],
+        list(leaves.values()),
+        [case.weights[n].to(dtype) for n in used],
+        allow_unused=True,
+    )
+    for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
+        results[f"d {name}"] = torch.zeros_like(leaf) if grad is None else grad
+    return {n: x.detach() for n, x in results.items()}
+
+
+def relative(got: Tensor, want: Tensor, scale: float = 0.0) -> float:
+    """Relative L2 error; one whose norm is negligible beside ``scale`` counts against that."""
+    size = float(want.norm())
+    if size < NEGLIGIBLE * scale:
+        size = scale
+    error = float((got.double() - want).norm())
+    return 0.0 if error == 0 else error / max(size, 1e-300)
+
+
+NEGLIGIBLE = 1e-6
+"""A gradient whose norm is below this part of the largest is measured against the largest."""
