@@ -70,11 +70,13 @@ class Launch:
     constants: tuple[tuple[str, Any], ...]
     warps: int
     stages: int
+    aligned: tuple[str, ...] = ()
+    """Numbers that are multiples of 16, as strides are."""
 
     @property
     def key(self) -> str:
         """Equal for launches that compile to the same code."""
-        text = repr((self.kernel.src, self.signature, self.constants, self.warps, self.stages))
+        text = repr((self.kernel.src, self.signature, self.constants, self.warps, self.stages, self.aligned))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -99,12 +101,13 @@ def report(
 ) -> Iterator[KernelReport]:
     """Compiles every kernel that a call of this shape launches; no GPU is needed.
 
-    ``text`` is an emitted Triton module. ``seen`` collects the keys of compiled kernels and skips those
-    already in it. Raises ``ArgumentError`` for an unknown target and ``RuntimeError`` under
-    TRITON_INTERPRET, where kernels are not compiled.
+    ``text`` is an emitted Triton module, for whole sequences or for steps. ``seen`` collects the keys of
+    compiled kernels and skips those already in it. Raises ``ArgumentError`` for an unknown target and
+    ``RuntimeError`` under TRITON_INTERPRET, where kernels are not compiled.
     """
     place = find_target(target)
-    for launch in launches(
+    find = step_launches if "\ndef step(" in text else launches
+    for launch in find(
         text, place, key=key, value=value, dtype=dtype, batch=batch, length=length, heads=heads
     ):
         if seen is not None:
@@ -125,11 +128,7 @@ def launches(
         raise RuntimeError("TRITON_INTERPRET is set: the interpreter does not compile kernels")
     found: list[Launch] = []
     with tempfile.TemporaryDirectory() as folder:
-        module = _load(text, Path(folder))
-        limits = (target.units, target.shared, target.backend == "hip")
-        module.device_limits = lambda device: limits  # type: ignore[attr-defined]
-        major = int(target.arch) // 10 if target.backend == "cuda" else 0
-        module.architecture = lambda device: major  # type: ignore[attr-defined]
+        module = _load_for(target, text, Path(folder))
 
         def record(
             call: Any, kernel: Any, programs: int, tensors: Any, tables: Any, scalars: Any,
@@ -143,24 +142,74 @@ def launches(
             found.append(Launch(kernel, types, tuple(constants.items()), warps, stages))
 
         module.Call.launch = record
-        sizes = {"K": key, "V": value}
-        kind = getattr(torch, dtype)
-        tensors = []
-        for timed, dims in zip(module.TIMED, module.DIMS, strict=True):
-            lead = (batch, length, heads) if timed else (heads,)
-            wide = any(d in sizes for d in dims)
-            shape = (*lead, *(sizes.get(d, d) for d in dims))
-            tensors.append(torch.empty(shape, dtype=kind if wide else torch.float32, device="meta"))
-        declared = getattr(module, "STATE_DIMS", (("K", "V"),) * len(module.STATES))
-        states = []
-        for dims in declared:
-            shape = (batch, heads, *(sizes.get(d, d) for d in dims))
-            states.append(torch.empty(shape, dtype=torch.float32, device="meta"))
+        tensors, states = _meta(module, key, value, dtype, batch, length, heads)
         consts = (1.0,) * len(module.CONSTS)
-        given = (tuple(tensors), tuple(states), consts, None)
+        given = (tensors, states, consts, None)
         o, finals, residuals = module.forward(*given, True, True)
         module.backward(*given, residuals, torch.empty_like(o), finals)
     return found
+
+
+def step_launches(
+    text: str, target: Target, *, key: int, value: int, dtype: str, batch: int, length: int, heads: int
+) -> Sequence[Launch]:
+    """The launch of one step of ``length`` tokens with slots; ``text`` is a module that decodes."""
+    import torch
+
+    found: list[Launch] = []
+
+    def record(
+        kernel: Any, programs: int, arguments: Any, constants: Any, warps: int, stages: int
+    ) -> None:  # fmt: skip
+        fixed = {p.name: constants[p.name] for p in kernel.params if p.is_constexpr}
+        types, aligned = [], []
+        for parameter, x in zip((p for p in kernel.params if not p.is_constexpr), arguments, strict=True):
+            whole = isinstance(x, int) and not parameter.do_not_specialize
+            if whole and x == 1:
+                fixed[parameter.name] = 1
+                continue
+            types.append((parameter.name, _type(x)))
+            if whole and x % 16 == 0:
+                aligned.append(parameter.name)
+        found.append(Launch(kernel, tuple(types), tuple(fixed.items()), warps, stages, tuple(aligned)))
+
+    with tempfile.TemporaryDirectory() as folder:
+        module: Any = _load_for(target, text, Path(folder))
+        tensors, states = _meta(module, key, value, dtype, batch, length, heads)
+        slots = torch.empty(batch, dtype=torch.int32, device="meta")
+        module.step(tensors, list(states), (1.0,) * len(module.CONSTS), slots, None, length, launch=record)
+    return found
+
+
+def _load_for(target: Target, text: str, folder: Path) -> ModuleType:
+    """The module, choosing its blocks as on a target."""
+    module = _load(text, folder)
+    limits = (target.units, target.shared, target.backend == "hip")
+    module.device_limits = lambda device: limits  # type: ignore[attr-defined]
+    major = int(target.arch) // 10 if target.backend == "cuda" else 0
+    module.architecture = lambda device: major  # type: ignore[attr-defined]
+    return module
+
+
+def _meta(
+    module: Any, key: int, value: int, dtype: str, batch: int, length: int, heads: int
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Inputs and states without data: vectors in ``dtype``, scalars and states in float32."""
+    import torch
+
+    sizes = {"K": key, "V": value}
+    kind = getattr(torch, dtype)
+    tensors = []
+    for timed, dims in zip(module.TIMED, module.DIMS, strict=True):
+        lead = (batch, length, heads) if timed else (heads,)
+        wide = any(d in sizes for d in dims)
+        shape = (*lead, *(sizes.get(d, d) for d in dims))
+        tensors.append(torch.empty(shape, dtype=kind if wide else torch.float32, device="meta"))
+    states = []
+    for dims in getattr(module, "STATE_DIMS", (("K", "V"),) * len(module.STATES)):
+        shape = (batch, heads, *(sizes.get(d, d) for d in dims))
+        states.append(torch.empty(shape, dtype=torch.float32, device="meta"))
+    return tuple(tensors), tuple(states)
 
 
 def _load(text: str, folder: Path) -> ModuleType:
@@ -198,7 +247,9 @@ def _compile(launch: Launch, target: Target) -> KernelReport:
     types = dict(launch.signature)
     signature = {n: types.get(n, "constexpr") for n in launch.kernel.arg_names}
     aligned = {
-        (i,): [["tt.divisibility", 16]] for i, n in enumerate(signature) if signature[n].startswith("*")
+        (i,): [["tt.divisibility", 16]]
+        for i, n in enumerate(signature)
+        if signature[n].startswith("*") or n in launch.aligned
     }
     source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=aligned)
     start = time.perf_counter()

@@ -68,12 +68,13 @@ def compile_all(
 
 
 def write_modules(op: Any, folder: Path) -> list[Path]:
-    """The Triton and the PyTorch module of every stage as files, and that of the steps between stages."""
+    """The Triton and the PyTorch module of every stage as files, of what is between them, and of a step."""
     texts = {
         f"{module.name}_{backend}": module.text
         for backend in ("triton", "torch")
         for module in op.modules(backend)
     }
+    texts |= {f"{op.spec.name}_step_{backend}": op.source("step", backend) for backend in ("triton", "torch")}
     if op.program_text is not None:
         texts[f"{op.spec.name}_stages"] = op.program_text
     written = []
@@ -108,14 +109,21 @@ def _compile(
     """Adds a row per kernel to ``found``; why the compiler refused one, if it did."""
     from linalg_dsl.codegen.targets import report
 
+    given: dict[str, Any] = {"dtype": dtype, "seen": seen}
     try:
         for module in op.modules("triton"):
             own = module.sizes(op.spec, sizes)
-            for kernel in report(module.text, target, key=own["K"], value=own["V"], dtype=dtype, seen=seen):
-                row = {column: getattr(kernel, column) for column in COLUMNS}
-                found.append(row | {"seconds": round(kernel.seconds, 1)})
+            for kernel in report(module.text, target, key=own["K"], value=own["V"], **given):
+                found.append(_row(kernel))
+        step, own = op.source("step", "triton"), {"key": sizes["K"], "value": sizes["V"]}
+        found += [_row(kernel) for kernel in report(step, target, **own, **given, batch=256, length=1)]
     except (ArgumentError, DslError, InternalError):
         raise
     except Exception as error:  # the compiler has many kinds, and one bad target should not hide the rest
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _row(kernel: Any) -> dict[str, Any]:
+    row = {column: getattr(kernel, column) for column in COLUMNS}
+    return row | {"seconds": round(kernel.seconds, 1)}

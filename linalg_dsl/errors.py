@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from linalg_dsl.source import Span
@@ -60,6 +61,15 @@ def for_each(items: Iterable[Item], do: Callable[[Item], Made]) -> list[Made]:
     if mistakes:
         raise DslError(mistakes)
     return made
+
+
+@contextmanager
+def placed(span: Span | None) -> Iterator[None]:
+    """Gives the mistakes that have no place this one."""
+    try:
+        yield
+    except DslError as err:
+        raise DslError(replace(m, span=m.span or span) for m in err.mistakes) from None
 
 
 class ArgumentError(ValueError):

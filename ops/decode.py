@@ -129,11 +129,11 @@ class Decoder:
         """The tensors of a call, what it is like (None for one that must be looked at), and addresses."""
         if isinstance(state, Tensor):
             states: tuple[Any, ...] = (state,)
-        elif type(state) is self.state_type and None not in state:
+        elif type(state) is self.state_type and all(x is not None for x in state):
             states = state
         else:
             return [], None, []
-        leaves = [*args]
+        leaves: list[Any] = [*args]
         words: list[object] = []
         for name, value in kwargs.items():
             if isinstance(value, Tensor):
@@ -146,8 +146,6 @@ class Decoder:
             leaves.append(accepted)
             count = "counts"
         leaves += [*states, slots]
-        if any(x is not None and not isinstance(x, Tensor) for x in leaves):
-            return [], None, []
         found = describe(leaves)
         if found is None:
             return [], None, []

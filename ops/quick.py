@@ -88,7 +88,7 @@ class QuickCall:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], initial: Any, want: bool
     ) -> tuple[list[Tensor | None], Key, list[int]] | None:
         """The tensors of a call, what it is like, and their addresses; None if it is to be looked at."""
-        if not args or not isinstance(args[0], Tensor) or not self.sure or not is_plain():
+        if not self.sure or not is_plain():
             return None
         words: list[object] = []
         leaves: list[Any] = [*args]
@@ -102,10 +102,8 @@ class QuickCall:
             leaves.append(initial)
         else:
             return None
-        if not all(x is None or isinstance(x, Tensor) for x in leaves) or _is_captured(leaves):
-            return None
         found = describe(leaves)
-        if found is None:
+        if found is None or len(leaves) == 1 or _is_captured(leaves):
             return None
         return leaves, (found[0], len(args), tuple(words), bool(want), _stream(leaves)), found[1]
 

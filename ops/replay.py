@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -37,10 +38,10 @@ def is_plain() -> bool:
     )
 
 
-def describe(tensors: Sequence[Tensor | None]) -> tuple[Key, list[int]] | None:
+def describe(tensors: Sequence[Any]) -> tuple[Key, list[int]] | None:
     """What decides how these tensors are computed with, and their addresses; None if one is no plain tensor.
 
-    Also None where a gradient would be wanted.
+    Also None where a gradient would be wanted. This is most of the host time of a replayed call.
     """
     grad = torch.is_grad_enabled()
     key: list[object] = []
@@ -50,11 +51,12 @@ def describe(tensors: Sequence[Tensor | None]) -> tuple[Key, list[int]] | None:
             key.append(None)
             addresses.append(0)
             continue
-        kind = type(x)
+        kind = x.__class__
         if (kind is not Tensor and kind is not Parameter) or (grad and x.requires_grad):
             return None
         address = x.data_ptr()
-        key += (x.dtype, x.get_device(), x.shape, x.stride(), address % 16)
+        lies = True if x.is_contiguous() else x.stride()
+        key.append((x.dtype, x.shape, lies, x.get_device(), not address & 15))
         addresses.append(address)
     return tuple(key), addresses
 
@@ -73,33 +75,38 @@ class Buffer:
         return make(self.shape, dtype=self.dtype, device=self.device)
 
 
-class CompiledLaunch:
-    """A kernel that Triton has compiled, with the arguments of one launch.
+Fill = tuple[tuple[int, int, int], ...]
+"""Of a launch: (place among the arguments, which leaf or buffer, bytes beyond its first)."""
+Place = tuple[int, int]
+"""Which buffer, and the byte of it."""
+Again = Callable[[Sequence[Tensor | None], Fill], None]
+"""Launches in Triton's own way."""
 
-    ``fill``: (place among the arguments, which address, bytes beyond it).
-    """
+
+class CompiledLaunch:
+    """A kernel that Triton has compiled, with the arguments of one launch."""
 
     def __init__(
         self,
         compiled: Any,
         programs: int,
         arguments: Sequence[Any],
-        fill: Sequence[tuple[int, int, int]],
+        fill: Fill,
         hooks: Any,
-        again: Callable[[Sequence[Tensor | None]], None],
+        again: Again,
     ) -> None:
         self.run = compiled.run
         self.programs = programs
         self.function = compiled.function
         self.metadata = compiled.packed_metadata
         self.arguments = list(arguments)
-        self.fill = tuple(fill)
+        self.fill = fill
         self.hooks = hooks
         self.again = again
 
     def __call__(self, tensors: Sequence[Tensor | None], addresses: Sequence[int], stream: int) -> None:
         if _has_hooks(self.hooks):  # a profiler: Triton tells it about launches of its own
-            self.again(tensors)
+            self.again(tensors, self.fill)
             return
         arguments = self.arguments.copy()
         for place, which, beyond in self.fill:
@@ -112,11 +119,12 @@ class CompiledLaunch:
 class OrdinaryLaunch:
     """A launch in Triton's own way: in the interpreter, and where compiled kernels are unlike those known."""
 
-    def __init__(self, again: Callable[[Sequence[Tensor | None]], None]) -> None:
+    def __init__(self, fill: Fill, again: Again) -> None:
+        self.fill = fill
         self.again = again
 
     def __call__(self, tensors: Sequence[Tensor | None], addresses: Sequence[int], stream: int) -> None:
-        self.again(tensors)
+        self.again(tensors, self.fill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +146,7 @@ class Replay:
 
     def _run(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> list[Tensor]:
         made = [buffer.make() for buffer in self.buffers]
-        every, places = [*tensors, *made], [*addresses, *(x.data_ptr() for x in made)]
+        every, places = [*tensors, *made], [*addresses, *[x.data_ptr() for x in made]]
         stream = self.stream(self.device)
         for launch in self.launches:
             launch(every, places, stream)
@@ -190,14 +198,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Launches a kernel; what generated modules call in place of their own function."""
         with _disable_current_modes():  # what Triton does with tensors is none of the module's
             compiled = kernel[(programs,)](*arguments, **constants, num_warps=warps, num_stages=stages)
-        fill = []
-        for place, x in enumerate(arguments):
-            if isinstance(x, Tensor) and id(x) in self.known:
-                fill.append((place, *self.known[id(x)]))
+        fill = tuple(
+            (place, *self.known[id(x)])
+            for place, x in enumerate(arguments)
+            if isinstance(x, Tensor) and id(x) in self.known
+        )
         fixed = [None if id(x) in self.known and isinstance(x, Tensor) else x for x in arguments]
         shapes = {p: (arguments[p].shape, arguments[p].stride(), arguments[p].dtype) for p, _, _ in fill}
 
-        def again(tensors: Sequence[Tensor | None]) -> None:
+        def again(tensors: Sequence[Tensor | None], fill: Fill) -> None:
             given = list(fixed)
             for place, which, beyond in fill:
                 given[place] = _part(tensors[which], *shapes[place], beyond)
@@ -205,7 +214,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         hooks = _hooks()
         if hooks is None or not all(hasattr(compiled, n) for n in ("run", "function", "packed_metadata")):
-            self.launches.append(OrdinaryLaunch(again))
+            self.launches.append(OrdinaryLaunch(fill, again))
             return
         rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
         self.launches.append(CompiledLaunch(compiled, programs, [*fixed, *rest], fill, hooks, again))
@@ -215,10 +224,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         places = [self.known.get(id(x), (-1, 0))[0] - self.leaves for x in results]
         if not self.clean or min(places, default=0) < 0:
             return None
+        buffers, moved = _together(self.buffers, set(places))
+        for launch in self.launches:
+            launch.fill = tuple(
+                (place, self.leaves + moved[which - self.leaves][0], moved[which - self.leaves][1] + beyond)
+                if which >= self.leaves
+                else (place, which, beyond)
+                for place, which, beyond in launch.fill
+            )
         return Replay(
-            tuple(self.buffers),
+            tuple(buffers),
             tuple(self.launches),
-            tuple(places),
+            tuple(moved[i][0] for i in places),
             like.get_device(),
             current_stream if like.device.type == "cuda" else no_stream,
         )
@@ -252,12 +269,30 @@ class ReplayCache:
         self.found[key] = False if replay is None else replay
 
 
+def _together(buffers: Sequence[Buffer], results: set[int]) -> tuple[list[Buffer], list[Place]]:
+    """The buffers, with all that are between kernels only in one; where each of them is now."""
+    kept: list[Buffer] = []
+    moved: list[Place] = []
+    size = 0
+    for i, buffer in enumerate(buffers):
+        if i in results or buffer.zero:
+            moved.append((len(kept), 0))
+            kept.append(buffer)
+        else:
+            moved.append((-1, size))
+            size += -(-prod(buffer.shape) * buffer.dtype.itemsize // 256) * 256
+    if any(i < 0 for i, _ in moved):
+        kept.append(Buffer((size,), torch.uint8, next(b for b in buffers if not b.zero).device, False))
+    return kept, [(len(kept) - 1 if i < 0 else i, at) for i, at in moved]
+
+
 def _part(x: Tensor | None, shape: Any, stride: Any, dtype: torch.dtype, beyond: int) -> Tensor:
     """The tensor that a launch got, of the leaf or buffer that it is a part of."""
     if x is None:
         raise AssertionError("a launch got no tensor")
-    offset = x.storage_offset() + beyond // x.element_size()
-    return x.as_strided(shape, stride, offset)
+    if x.dtype != dtype:  # a part of the memory between kernels
+        x, beyond = x[beyond : beyond + prod(shape) * dtype.itemsize].view(dtype), 0
+    return x.as_strided(shape, stride, x.storage_offset() + beyond // x.element_size())
 
 
 def _hooks() -> Any:

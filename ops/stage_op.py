@@ -20,7 +20,7 @@ from linalg_dsl.ops.carried import all_started, started
 from linalg_dsl.ops.library import Operator, register, registered
 from linalg_dsl.ops.quick import QuickStage
 from linalg_dsl.ops.reference import reference
-from linalg_dsl.planner.evaluate_form import run_form
+from linalg_dsl.planner.evaluate_form import run_states
 from linalg_dsl.planner.step_form import StepForm
 
 Consts = tuple[tuple[str, float], ...]
@@ -156,8 +156,7 @@ class StageOp:
         form = self.artefacts(own).form
         if isinstance(form, StepForm):  # its products have no short operands
             return self.step_loop(torch.float32, own, tensors, initials, cu_seqlens, want)
-        o, last = run_form(form, self._named(tensors), initials[0], dict(own), operand)
-        return o, (last,)
+        return run_states(form, self._named(tensors), initials, dict(own), operand)
 
     # -------------------------------------------------------------------------------------------
     @constant

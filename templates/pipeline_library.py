@@ -70,11 +70,12 @@ def last_token(x, first, heads, cu_seqlens):
     x = spread(x, heads, 2)
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     count = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    ahead = x.new_zeros((count, *x.shape[2:]), dtype=kind) if first is None else first.to(kind)
+    # copies: a state that is a part of the input would change with it
+    ahead = x.new_zeros((count, *x.shape[2:]), dtype=kind) if first is None else first.to(kind, copy=True)
     if x.shape[1] == 0:
         return ahead
     if cu_seqlens is None:
-        return x[:, -1].to(kind)
+        return x[:, -1].to(kind, copy=True)
     ends = (cu_seqlens[1:].long() - 1).clamp_min(0)
     empty = (cu_seqlens.diff() == 0).view(-1, *[1] * (x.dim() - 2))
     return torch.where(empty, ahead, x[0][ends].to(kind))

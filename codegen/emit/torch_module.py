@@ -47,6 +47,7 @@ class TorchModule:
     inputs: tuple[str, ...]
     timed: str
     states: str
+    one_state: bool
     state_dims: tuple[str, ...]
     state_shape: str
     turn: str
@@ -85,23 +86,22 @@ def emit_torch(
     package's version.
     """
     spec = canonical.spec
-    ((state, _, _, after),) = forward.carries
+    states = [name for name, _, _, _ in forward.carries]
     ((output, o_node),) = forward.outputs
     consts = run_time_consts(spec, forward, backward)
-    fwd = _Function(spec, forward, consts, (("carry", state),), ("S",))
-    o, s_next = fwd.printer.run([o_node, after])
-    bwd = _Function(
-        spec,
-        backward,
-        consts,
-        (("carry", state), ("carry_reverse", state), ("cotangent", output)),
-        ("S", "dS", f"d_{output}"),
-    )
-    ((_, _, _, before),) = [c for c in backward.carries if c[1] == "reverse"]
+    carried = {("carry", n): "S" if len(states) == 1 else f"S_{n}" for n in states}
+    fwd = _Function(spec, forward, consts, carried)
+    o, *after = fwd.printer.run([o_node, *(after for _, _, _, after in forward.carries)])
+    handed_back = {("carry_reverse", n): f"d{name}" for (_, n), name in carried.items()}
+    bwd = _Function(spec, backward, consts, {**carried, **handed_back, ("cotangent", output): f"d_{output}"})
+    before = {name: node for name, direction, _, node in backward.carries if direction == "reverse"}
     gradients = dict(backward.outputs)
-    texts = bwd.printer.run([before, *gradients.values()])
-    d_state, parts = texts[0], dict(zip(gradients, texts[1:], strict=True))
-    first = "torch.zeros_like(dS)" if d_state.scalar else d_state.code
+    texts = bwd.printer.run([*(before[n] for n in states), *gradients.values()])
+    parts = dict(zip(gradients, texts[len(states) :], strict=True))
+    d_states = [
+        f"torch.zeros_like({name})" if text.scalar else text.code
+        for name, text in zip(bwd.args[len(states) :], texts[: len(states)], strict=False)
+    ]
     numbers = dict(canonical.consts)
     grads = [bwd.gradient(decl, parts, numbers) for decl in spec.inputs]
     if trace is not None:
@@ -122,7 +122,8 @@ def emit_torch(
             chunk=chunk_size or default_chunk(canonical),
             inputs=tuple(fwd.inputs),
             timed=tuple_text(repr(i.timed) for i in spec.inputs),
-            states=literal(s.name for s in spec.states),
+            states=literal(states),
+            one_state=len(states) == 1,
             state_dims=layout,
             state_shape=", ".join({"K": "key", "V": "value"}[d] for d in layout),
             turn="" if layout == ("K", "V") else ".mT",
@@ -130,10 +131,10 @@ def emit_torch(
             output_shape=output_shape(dims),
             forward_args=tuple(fwd.args),
             forward_lines=fwd.body(token),
-            forward_result=f"{o.code}, {s_next.code}",
+            forward_result=f"{o.code}, {tuple_text(x.code for x in after)}",
             backward_args=tuple(bwd.args),
             backward_lines=bwd.body(token),
-            backward_result=f"{first}, {tuple_text(grads)}",
+            backward_result=f"{tuple_text(d_states)}, {tuple_text(grads)}",
             has_gradient=tuple_text(repr(g != "None") for g in grads) if "None" in grads else "",
             resets=tuple_text(repr(i.kind == "log_gate") for i in spec.inputs),
             output_like=output_like(spec),
@@ -156,12 +157,11 @@ class _Function:
         spec: RecurrenceSpec,
         plan: ChunkPlan,
         consts: tuple[str, ...],
-        leading: tuple[tuple[str, str], ...],
-        wanted: tuple[str, ...],
+        leading: Mapping[tuple[str, str], str],
     ) -> None:
         self.names = names = Names(reserved=("C", "K", "V"))
-        leaves = {key: names.unique(name) for key, name in zip(leading, wanted, strict=True)}
-        first = [leaves[key] for key in leading]
+        leaves = {key: names.unique(name) for key, name in leading.items()}
+        self.first, *_ = first = list(leaves.values())
         self.inputs = []
         for decl in spec.inputs:
             leaves["input" if decl.timed else "param", decl.name] = name = names.unique(decl.name)
@@ -171,7 +171,7 @@ class _Function:
             leaves["const", const] = name = names.unique(const)
             last.append(name)
         self.args = [*first, *self.inputs, *last]
-        self.printer = ChunkPrinter(plan, leaves, names, like="S")
+        self.printer = ChunkPrinter(plan, leaves, names, like=self.first)
 
     def gradient(self, decl: Input, parts: Mapping[str, Text], numbers: Mapping[str, float]) -> str:
         """One gradient of the input's shape: rows stacked, zero where unused; "None" where there is none."""
@@ -193,7 +193,7 @@ class _Function:
         used = self.printer.sizes
         lines = [f"C = {self.inputs[token]}.shape[2]"] if "C" in used else []
         if used & {"K", "V"}:
-            lines.append("K, V = S.shape[-2:]")
+            lines.append(f"K, V = {self.first}.shape[-2:]")
         return (*lines, *self.printer.lines)
 
 

@@ -23,6 +23,7 @@ from linalg_dsl.codegen.emit.torch_text import (
     method,
     mul,
     number,
+    renamed,
     transposed,
 )
 from linalg_dsl.codegen.emit.trace import Values, values_of
@@ -55,6 +56,10 @@ _INLINE_OPS = frozenset(
         "signs",
         "sign_total",
         "scale_state",
+        "compose",
+        "swap",
+        "weigh",
+        "boundary_product",
     }
 )
 _PREFIX = {
@@ -62,7 +67,7 @@ _PREFIX = {
     "apply": "y", "apply_t": "y", "write": "outer", "scale_state": "kept", "from_start": "since_start",
     "to_end": "until_end", "span_sum": "d_gate", "gate_sum": "d_gate", "pair_gate": "d_gate",
     "boundary_gate": "d_gate", "contract": "y", "swap": "turned", "decay_apply": "y", "sum": "total",
-    "amax": "top",
+    "amax": "top", "compose": "decay", "weigh": "kept", "boundary_product": "d_gate",
 }  # fmt: skip
 _METHODS = {
     "exp": "exp", "log": "log", "sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu", "sqrt": "sqrt",
@@ -202,6 +207,24 @@ class ChunkPrinter:
         axes = node.axes
         read = f'"{attrs.get("read")}"'
         match node.op:
+            case "score" if len(args[0].axes) == 1:
+                return mul(args[0], renamed(args[1], ("s",)))
+            case "apply" | "apply_t" if len(args[1].axes) == 1:
+                turned = node.op == "apply_t"
+                product = mul(args[0], args[1] if turned else renamed(args[1], ("s",)))
+                return method(product, "sum", "-2" if turned else "-1", axes=axes)
+            case "compose":
+                sides = zip(args, (attrs["left"], attrs["right"]), strict=True)
+                a, b = (transposed(x) if turned else x for x, turned in sides)
+                return matmul(a, b, axes)
+            case "swap":
+                return renamed(args[0], axes)
+            case "weigh":
+                return mul(args[1], args[0])
+            case "boundary_product":
+                product = mul(args[0], args[1])
+                other = next(a for a in product.axes if a not in axes)
+                return method(product, "sum", str(dim(product.axes, other)), axes=axes)
             case "score":
                 return matmul(args[0], transposed(args[1]), axes)
             case "apply":

@@ -80,6 +80,11 @@ def transposed(a: Text) -> Text:
     return Text(f"{a.at(ATOM)}.mT", ATOM, (*a.axes[:-2], a.axes[-1], a.axes[-2]))
 
 
+def renamed(a: Text, axes: Axes) -> Text:
+    """The same value with other names of its axes."""
+    return Text(a.code, a.level, axes, a.number, a.scalar)
+
+
 def call(function: str, *args: Text | str, axes: Axes = ()) -> Text:
     return Text(f"{function}({', '.join(a if isinstance(a, str) else a.code for a in args)})", ATOM, axes)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from linalg_dsl.codegen.emit.triton_statements import Statements
-from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Boundary, Direction, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Boundary, BoundaryProducts, Direction, KernelPlan
 
 
 class BoundaryText:
@@ -145,6 +145,51 @@ class BoundaryText:
         return " + ".join(f"{value(x)} * {value(dx)}" for x, dx in pairs)
 
 
+class ProductsText:
+    """The boundary terms of coupled states in one of their two walks; ``results``: their tensors."""
+
+    def __init__(
+        self,
+        boundary: BoundaryProducts,
+        direction: Direction,
+        out: Statements,
+        pointer: Callable[[str], str],
+        results: Sequence[str],
+    ) -> None:
+        self.boundary, self.direction, self.out = boundary, direction, out
+        self.pointer, self.results = pointer, results
+        axis = boundary.axis
+        self.over = out.tile(("K", "V")).index("V" if axis == "K" else "K")
+        self.mask = f"m_{axis.lower()}"
+        self.place = f" + (i_ch * H + i_h) * {axis} + o_{axis.lower()}"
+
+    def around(self, lines: list[str]) -> list[str]:
+        """The body, and behind it, before the states are handed on, what is kept or multiplied."""
+        kept = self.boundary.kept
+        if self.direction == self.boundary.keeper:
+            return [*lines, *(f"tl.store({self._mark(n)}, {self.out.value(n)}, mask=m_s)" for n in kept)]
+        names = {n: f"b_mark_{i}" for i, n in enumerate(kept, 1)}
+        loads = [f"{name} = tl.load({self._mark(n)}, mask=m_s, other=0.0)" for n, name in names.items()]
+        products = []
+        for (_, forward, reverse), result in zip(self.boundary.terms, self.results, strict=True):
+            theirs, mine = (forward, reverse) if self.boundary.keeper == "forward" else (reverse, forward)
+            value = f"tl.sum({names[theirs]} * {self.out.value(mine)}, {self.over})"
+            products.append(f"tl.store({self.pointer(result)}{self.place}, {value}, mask={self.mask})")
+        return [*lines, *loads, *products]
+
+    def behind(self) -> list[str]:
+        return []
+
+    def _mark(self, n: int) -> str:
+        name = mark_names(self.boundary)[n]
+        return f"{self.pointer(name)} + (i_ch * H + i_h) * K * V + {self.out.state_offset()}"
+
+
+def mark_names(boundary: BoundaryProducts) -> dict[int, str]:
+    """The tensors in which one walk keeps its states for the other."""
+    return {n: f"marks_{boundary.axis.lower()}_{i}" for i, n in enumerate(boundary.kept, 1)}
+
+
 def moved_name(boundary: Boundary) -> str:
     return "starts" if boundary.keeper == "forward" else "ends"
 
@@ -157,8 +202,11 @@ def boundary_suffix(plan: KernelPlan, boundary: Boundary) -> str:
 
 def boundary_tensors(plan: KernelPlan) -> dict[str, str]:
     """How the launcher allocates what the walks of the boundary terms hand over."""
-    out = {}
+    out: dict[str, str] = {}
     for boundary in dict.fromkeys(k.boundary for k in plan.backward if k.boundary):
+        if isinstance(boundary, BoundaryProducts):
+            out |= dict.fromkeys(mark_names(boundary).values(), "call.marks()")
+            continue
         suffix = boundary_suffix(plan, boundary)
         out[f"marks{suffix}"] = "call.marks()"
         for name in ("norms", moved_name(boundary)):

@@ -36,6 +36,8 @@ class TritonDecodeModule:
     inputs_ascii: str
     const_names: str
     timed: str
+    dims: str
+    state_dims: str
     states: str
     state_layouts: tuple[str, ...]
     output_dims: str
@@ -99,7 +101,9 @@ class _Emitter(StepEmitter):
                 inputs_ascii=literal(self.inputs.values()),
                 const_names=literal(self.consts),
                 timed=repr(tuple(i.timed for i in spec.inputs)),
+                dims=repr(tuple(self.dims(i.dims) for i in spec.inputs)),
                 states=literal(s.name for s in spec.states),
+                state_dims=repr(tuple(self.dims(s.dims) for s in spec.states)),
                 state_layouts=tuple(
                     f"{ascii_text(s.name)} [{', '.join(['P', 'H', *map(str, s.dims)])}]" for s in spec.states
                 ),

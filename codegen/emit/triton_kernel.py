@@ -11,11 +11,11 @@ from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.trace import Values, values_of
-from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, boundary_suffix
+from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, ProductsText, boundary_suffix
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
 from linalg_dsl.codegen.emit.triton_transform import TransformText
 from linalg_dsl.codegen.schedule.alone import lone_transform
-from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.kernel_plan import Boundary, BoundaryProducts, Kernel, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.two_level import Start
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import Axes
@@ -68,6 +68,14 @@ class KernelText:
 
 
 @dataclass(frozen=True, slots=True)
+class StateText:
+    """A carried state in a walk: its name, and what tells its arguments from those of the first."""
+
+    name: str
+    suffix: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Walk:
     """What templates/walk.py.jinja asks for."""
 
@@ -78,7 +86,7 @@ class _Walk:
     bounds: tuple[str, ...]
     constants: tuple[str, ...]
     offsets: tuple[str, ...]
-    state: str
+    states: tuple[StateText, ...]
     start: str
     state_offset: str
     state_mask: str
@@ -127,7 +135,6 @@ class KernelPrinter:
         self.name = f"{title}_{kernel.name}"
         names = Names(reserved=_RESERVED)
         self.names = names
-        self.state = "b_s"
         self.phases = phases(self.nodes, kernel) if kernel.family == "prep" else None
         self.blocks = lone_transform(self.nodes, kernel) if in_one_tile else 1
         self.out = Statements(
@@ -164,7 +171,7 @@ class KernelPrinter:
 
     def _values(self) -> Values:
         found = values_of(self.plan.plan, self.out.text)
-        if self.kernel.boundary is not None:
+        if isinstance(self.kernel.boundary, Boundary):
             found |= dict.fromkeys(("b_h", "b_bound"), (self.plan.plan, self.kernel.boundary.node))
         return found
 
@@ -182,19 +189,24 @@ class KernelPrinter:
     # -- families -------------------------------------------------------------------------------------
     def _walk(self) -> str:
         kernel = self.kernel
-        if kernel.carry is None:
+        if not kernel.carries:
             raise InternalError("a walk without a carry")
-        leaf, after = kernel.carry
-        self.out.given(leaf, self.state)
+        labels = ["s"] if len(kernel.carries) == 1 else [self.nodes[leaf].label for leaf, _ in kernel.carries]
+        states = [
+            StateText("b_s" if label == "s" else self.names.unique(f"b_{label}"), "" if i == 1 else f"_{i}")
+            for i, label in enumerate(labels, 1)
+        ]
+        for (leaf, _), state in zip(kernel.carries, states, strict=True):
+            self.out.given(leaf, state.name)
         body = self._body()
         lines = [*body]
         term = self._boundary()
         if term:
             lines = term.around(lines)
-        lines.append(f"{self.state} = {self.out.value(after)}")
+        lines += self._handed_on([state.name for state in states])
         if term:
             lines += term.behind()
-        lines = without_unused([*self._row_lines(), *lines])
+        lines = without_unused([*self._row_lines(), *lines], frozenset(state.name for state in states))
         self.out.lines = lines
         shape = ", ".join(self._blocks()[a].length for a in self.out.tile(("K", "V")))
         return render(
@@ -207,7 +219,7 @@ class KernelPrinter:
                 bounds=self._bounds(),
                 constants=self._constants(),
                 offsets=self._offsets(),
-                state=self.state,
+                states=tuple(states),
                 start=self._start(shape),
                 state_offset=self.out.state_offset(self.state_dims),
                 state_mask=self.out.mask(("K", "V")),
@@ -216,6 +228,19 @@ class KernelPrinter:
                 body=tuple(lines),
             ),
         )
+
+    def _handed_on(self, names: Sequence[str]) -> list[str]:
+        """The states take their next values, none of which may be a state that is overwritten first."""
+        nodes, carries = self.nodes, self.kernel.carries
+        values = [
+            f"tl.zeros_like({name})" if nodes[after].op == "number" else self.out.value(after)
+            for name, (_, after) in zip(names, carries, strict=True)
+        ]
+        if any(value in names and value != name for name, value in zip(names, values, strict=True)):
+            fresh = [self.names.unique(f"{name}_next") for name in names]
+            before = [f"{new} = {value}" for new, value in zip(fresh, values, strict=True)]
+            return [*before, *(f"{name} = {new}" for name, new in zip(names, fresh, strict=True))]
+        return [f"{name} = {value}" for name, value in zip(names, values, strict=True)]
 
     def _start(self, shape: str) -> str:
         """The state of a walk that is given none."""
@@ -386,6 +411,8 @@ class KernelPrinter:
             self.ratios[memory.ratio] = None
             heads, head = f"(H // {memory.ratio})", f"i_h // {memory.ratio}"
         axes = node.axes
+        if axes == ("s",):
+            return " + (i_ch * H + i_h) * C + o_t", ""
         if axes == ("t", "s"):
             return " + (i_ch * H + i_h) * (C * C) + o_t[:, None] * C + o_t[None, :]", ""
         wide = axes[-1] if axes and axes[-1] != "t" else None
@@ -423,15 +450,16 @@ class KernelPrinter:
     def _row_lines(self) -> list[str]:
         return [f"{name} = {expression}" for expression, name in self.rows.items()]
 
-    def _boundary(self) -> BoundaryText | None:
+    def _boundary(self) -> BoundaryText | ProductsText | None:
         boundary, direction = self.kernel.boundary, self.kernel.direction
         if boundary is None or direction is None:
             return None
+        if isinstance(boundary, BoundaryProducts):
+            results = [self.memory[n].argument for n in boundary.nodes]
+            return ProductsText(boundary, direction, self.out, self.pointer, results)
         result = self.memory[boundary.node].argument
         suffix = boundary_suffix(self.plan, boundary)
-        return BoundaryText(
-            boundary, direction, self.out, self.pointer, self.before, self.state, result, suffix
-        )
+        return BoundaryText(boundary, direction, self.out, self.pointer, self.before, "b_s", result, suffix)
 
     # -- tiles ----------------------------------------------------------------------------------------
     def _blocks(self) -> dict[str, Tile]:
@@ -464,12 +492,12 @@ class KernelPrinter:
         if self.kernel.family == "walk":
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
         optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if _uses(used, c)]
-        optional += ["EXACT"] if self.kernel.boundary else []
+        optional += ["EXACT"] if isinstance(self.kernel.boundary, Boundary) else []
         return (*shape, *optional, *self.ratios, *self.shared)
 
     def _needs_zero(self) -> frozenset[int]:
         boundary = self.kernel.boundary
-        extra = boundary.pair_values if boundary else ()
+        extra = boundary.pair_values if isinstance(boundary, Boundary) else ()
         return zero_wanted(self.nodes) | frozenset(extra)
 
     def _doc(self) -> str:
@@ -489,14 +517,14 @@ def turned_axis(nodes: Sequence[Node], kernel: Kernel) -> str | None:
     return split
 
 
-def without_unused(lines: list[str]) -> list[str]:
+def without_unused(lines: list[str], states: frozenset[str] = frozenset()) -> list[str]:
     """The lines without values that no other line uses; names are unique, so text tells."""
     kept = list(lines)
     while True:
         used = Counter(word for line in kept for word in re.findall(r"\w+", line))
         alone = [
             i for i, line in enumerate(kept)
-            if (found := re.match(r"\s*(b_\w+) = ", line)) and used[found[1]] == 1 and found[1] != "b_s"
+            if (found := re.match(r"\s*(b_\w+) = ", line)) and used[found[1]] == 1 and found[1] not in states
         ]  # fmt: skip
         if not alone:
             return kept

@@ -153,7 +153,7 @@ class LevelsPrinter:
         more = ""
         if (summary.rows, summary.columns) != ("K", "V"):
             more = f", key={_SIZES[summary.rows]}, value={_SIZES[summary.columns]}"
-        return self.launch(self.printed[summary.kernel.name], "None", target, more)
+        return self.launch(self.printed[summary.kernel.name], "NO_STATES", f"({target},)", more)
 
     def _scan(self, first: str, last: str, starts: str, *, reverse: bool) -> str:
         matrix = self.two.erased

@@ -90,6 +90,7 @@ class TritonModule:
     decay: str
     rank: int
     crowded: bool
+    state_count: str
     segment: int
     exact: bool
     invariant: bool
@@ -169,7 +170,8 @@ class _Emitter:
             reserved=(
                 "call", "tensors", "consts", "cu_seqlens", "dry", "save", "residuals",
                 "initial_state", "initial_states", "final_state", "final_states", "output_final_state",
-                "d_o", "d_state", "d_finals", "d_final_state", "d_initial_state", *boundary_tensors(plan),
+                "d_o", "d_state", "d_finals", "d_final_state", "d_initial_state", "d_final_states",
+                "d_initial_states", *boundary_tensors(plan),
                 *RESERVED,
             )
         )  # fmt: skip
@@ -264,6 +266,7 @@ class _Emitter:
                 decay=repr(decay),
                 rank=rank,
                 crowded=is_crowded(plan.plan),
+                state_count=", states=len(STATES)" if len(spec.states) > 1 else "",
                 segment=SEGMENT,
                 exact=any(b.exact for b in boundaries) or self.invariant,
                 invariant=self.invariant,
@@ -372,22 +375,23 @@ class _Emitter:
         )
 
     def _ends(self, kernel: Kernel) -> tuple[str, str]:
-        """The tensors that a walk starts from and leaves its last state in."""
+        """The tensors that a walk starts from and leaves its last states in: as many as there are states."""
         two = self.has_levels
         if kernel in self.plan.forward:
             final = kernel is [k for k in self.plan.forward if k.family == "walk"][-1]
             return (
-                "super_first" if two else "initial_state",
-                "None" if not final else "super_last" if two else "final_state",
+                "(super_first,)" if two else "initial_states",
+                "NO_STATES" if not final else "(super_last,)" if two else "final_states or NO_STATES",
             )
         if kernel.direction == "forward":
-            return "super_starts if call.super_chunk else initial_state" if two else "initial_state", "None"
+            first = "(super_starts if call.super_chunk else initial_state,)"
+            return first if two else "initial_states", "NO_STATES"
         v_split = kernel.split == "V" or not any(
             k.direction == "reverse" and k.split == "V" for k in self.plan.backward
         )
         return (
-            "super_first" if two else "d_final_state",
-            "None" if not v_split else "super_last" if two else "d_initial_state",
+            "(super_first,)" if two else "d_final_states",
+            "NO_STATES" if not v_split else "(super_last,)" if two else "d_initial_states",
         )
 
     def _operands(self, text: KernelText, states: str = "") -> str:

@@ -45,7 +45,7 @@ _PREFIX = {
     "apply_t": "y", "from_start": "since_start", "to_end": "until_end", "total": "decay_chunk",
     "write": "s_add",
     "signs": "signs", "sign_total": "sign_chunk", "span_sum": "dw", "gate_sum": "dw", "sum": "total",
-    "ut_transform": "ut",
+    "ut_transform": "ut", "compose": "decay", "swap": "columns",
 }  # fmt: skip
 
 
@@ -214,6 +214,12 @@ class Statements:
                 if not self.nodes[args[0]].axes:
                     return f"tl.full(({shape},), 0.0, tl.float32) + {source}", False
                 return f"tl.broadcast_to({source}, ({shape}))", False
+            case "score" | "apply" | "apply_t" if len(self.nodes[args[1]].axes) == 1:
+                return self._narrow(node), False
+            case "compose":
+                return self._compose(node), False
+            case "swap":
+                return self.value(args[0]), zeros[0]
             case "score":
                 return self._dot(self.operand(args[0]), f"tl.trans({self.operand(args[1])})"), True
             case "apply" | "apply_t":
@@ -271,6 +277,23 @@ class Statements:
         if wide:
             return self._call("column_sums", arg, "C", *flags, "SUMS=SUMS")
         return self._call("row_sums", arg, "C", *flags)
+
+    def _narrow(self, node: Node) -> str:
+        """A product with one number per token: it needs no tensor core, and no rounding."""
+        a, z = (self.value(x) for x in node.args)
+        match node.op:
+            case "score":
+                return f"{a}[:, None] * {z}[None, :]"
+            case "apply":
+                return f"tl.sum({a} * {z}[None, :], 1)"
+            case _:
+                return f"tl.sum({a} * {z}[:, None], 0)"
+
+    def _compose(self, node: Node) -> str:
+        """Decays times decays, of which other factors are made: in float32."""
+        sides = zip(node.args, ("left", "right"), strict=True)
+        a, b = (f"tl.trans({self.value(x)})" if node.attr(side) else self.value(x) for x, side in sides)
+        return self._dot(a, b)
 
     def _apply(self, a: int, z: int, *, transposed: bool) -> str:
         scores, rows = self.operand(a), self.operand(z)

@@ -4,23 +4,26 @@ Lambda_{C<-0} o S_0 o dS_C, summed over one axis, needs the state before a chunk
 and the cotangent after it, which the reverse walk has. It is carried over chunks (design: exact at every 8th
 boundary and clamped between), or formed exactly at every chunk. The latter is a must where a gate is
 declared in linear space: its gradient is d log(lambda) / lambda, so an error that is small beside the
-other gates' is not small.
+other gates' is not small. Coupled states have more products of a state and a cotangent than there are
+balances over a chunk: theirs are formed at every chunk (``BoundaryProducts``).
 """
 
 from __future__ import annotations
 
-from linalg_dsl.codegen.schedule.kernel_plan import Axis, Boundary, Direction
+from linalg_dsl.codegen.schedule.kernel_plan import Axis, Boundary, BoundaryProducts, BoundaryTerm, Direction
 from linalg_dsl.planner.ops import contracted_axes
 from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
 
 _LOGARITHMS = ("log", "log_size")
 
 
-def with_boundaries(plan: ChunkPlan) -> tuple[ChunkPlan, tuple[Boundary, ...]]:
+def with_boundaries(plan: ChunkPlan) -> tuple[ChunkPlan, tuple[BoundaryTerm, ...]]:
     """Finds the boundary terms and the pairs that carry them, adding the cotangents that are missing.
 
     Gates that decay along one axis share their term, which is of the product of all decays.
     """
+    if any(n.op == "boundary_product" for n in plan.nodes):
+        return plan, _products(plan)
     sites: dict[Axis, list[int]] = {}
     for i, node in enumerate(plan.nodes):
         if node.op == "boundary_gate":
@@ -32,6 +35,15 @@ def with_boundaries(plan: ChunkPlan) -> tuple[ChunkPlan, tuple[Boundary, ...]]:
     builder = PlanBuilder(nodes)
     found = tuple(_boundary(builder, plan, axis, alike) for axis, alike in sites.items())
     return ChunkPlan(plan.name, tuple(builder.nodes), plan.carries, plan.outputs), found
+
+
+def _products(plan: ChunkPlan) -> tuple[BoundaryProducts, ...]:
+    found: dict[Axis, list[tuple[int, int, int]]] = {}
+    for i, node in enumerate(plan.nodes):
+        if node.op == "boundary_product":
+            state, cotangent = node.args
+            found.setdefault(_axis_of(node), []).append((i, state, cotangent))
+    return tuple(BoundaryProducts(axis, "forward", tuple(terms)) for axis, terms in found.items())
 
 
 def _boundary(builder: PlanBuilder, plan: ChunkPlan, axis: Axis, sites: list[int]) -> Boundary:

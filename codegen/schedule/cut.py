@@ -12,7 +12,7 @@ from dataclasses import replace
 from linalg_dsl.codegen.schedule.alone import stands_alone
 from linalg_dsl.codegen.schedule.boundary import with_boundaries
 from linalg_dsl.codegen.schedule.facts import COTANGENT, FORWARD, REVERSE, PlanFacts
-from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Buffer, Element, Kernel, KernelPlan, shares
+from linalg_dsl.codegen.schedule.kernel_plan import BoundaryTerm, Buffer, Element, Kernel, KernelPlan, shares
 from linalg_dsl.codegen.schedule.naming import with_names
 from linalg_dsl.codegen.schedule.phase import Phase
 from linalg_dsl.codegen.schedule.verify import verify
@@ -29,13 +29,14 @@ def cut(plan: ChunkPlan) -> KernelPlan:
 
 
 class _Cut:
-    def __init__(self, plan: ChunkPlan, boundaries: tuple[Boundary, ...]) -> None:
+    def __init__(self, plan: ChunkPlan, boundaries: tuple[BoundaryTerm, ...]) -> None:
         self.plan = plan
         self.boundaries = boundaries
         self.facts = PlanFacts(plan, boundaries)
         self.nodes = plan.nodes
         self.decays_along_v = any(n.op == "total" and n.axes == ("V",) for n in plan.nodes)
         self.results = plan.outputs
+        self.of_products: dict[int, bool] = {}
 
     # -- the whole --------------------------------------------------------------------------------
     def run(self) -> KernelPlan:
@@ -82,10 +83,23 @@ class _Cut:
         return frozenset(out)
 
     def _dear_scores(self, kernels: list[Kernel]) -> frozenset[int]:
-        """Scores of the forward's preps: they cost far more than the [C, C] numbers that they are."""
-        return frozenset(
-            n for k in kernels if k.family == "prep" for n in k.body if self.nodes[n].axes == ("t", "s")
-        )
+        """Scores of the forward's preps: they cost far more than the [C, C] numbers that they are.
+
+        Of coupled states not what they are weighed by is made of: decays alone are formed again.
+        """
+        made = {n for k in kernels if k.family == "prep" for n in k.body if self.nodes[n].axes == ("t", "s")}
+        if len(self.facts.carry["forward"]) == 1:
+            return frozenset(made)
+        scores = {n for n in made if self._of_products(n)}
+        weights = {a for n in scores for a in self.nodes[n].args}
+        return frozenset(scores | made & weights)
+
+    def _of_products(self, n: int) -> bool:
+        """Whether a value has a sum over K or V in it."""
+        if n not in self.of_products:
+            sums = bool(self.facts.contracts(n))
+            self.of_products[n] = sums or any(self._of_products(a) for a in self.nodes[n].args)
+        return self.of_products[n]
 
     def _buffers(self, forward: list[Kernel], backward: list[Kernel], extra: set[int]) -> tuple[Buffer, ...]:
         results = {n for _, n in self.results}
@@ -103,7 +117,8 @@ class _Cut:
                     of_blocks = n in shares(self.nodes, kernel)
                     out.append(Buffer(n, name, node.axes, self._element(n), saved, n in extra, of_blocks))
         for boundary in self.boundaries:
-            out.append(Buffer(boundary.node, _unique("boundary", taken), (boundary.axis,), "float32"))
+            for n in boundary.nodes:
+                out.append(Buffer(n, _unique("boundary", taken), (boundary.axis,), "float32"))
         return tuple(out)
 
     def _element(self, n: int) -> Element:

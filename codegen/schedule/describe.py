@@ -9,7 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.schedule.alone import FEW, lone_transform
-from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Kernel, KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.facts import BOUNDARY
+from linalg_dsl.codegen.schedule.kernel_plan import (
+    SEGMENT,
+    BoundaryProducts,
+    Kernel,
+    KernelPlan,
+    kept_states,
+    tile_kinds,
+)
 from linalg_dsl.codegen.schedule.table import (
     choose_chunk,
     choose_prep,
@@ -137,7 +145,7 @@ def kernel_schedule(
     if kernel.family == "prep":
         last = bool(plan.backward) and kernel is plan.backward[-1]
         decay, _ = plan_class(plan.plan)
-        warps, block = choose_prep(shape.chunk, decay, last, is_crowded(plan.plan))
+        warps, block = choose_prep(shape.chunk, decay, last, is_crowded(plan.plan), state_count(plan.plan))
         warps *= lone_transform(plan.plan.nodes, kernel)
         reasons = _prep_reasons(plan, kernel, shape, warps, block)
         return KernelSchedule(kernel, shape.chunks * shape.H, 1, block, warps, 1, read, 0, written, reasons)
@@ -146,14 +154,15 @@ def kernel_schedule(
     loads = tile_kinds(plan.plan.nodes, kernel)
 
     def choose(lanes: int, shared: int) -> tuple[int, int, int]:
-        return choose_walk(loads, own, split, shape.chunk, shape.operand_bytes, shared, lanes, target.units)
+        sizes = (shape.chunk, shape.operand_bytes, shared, lanes, target.units, len(kernel.carries))
+        return choose_walk(loads, own, split, *sizes)
 
     filled = MANY if invariant else lanes
     block, warps, stages = choose(filled, target.shared)
     blocks = -(-split // block)
     whole = sum(b for n, b in reads.items() if kernel.split not in plan.plan.nodes[n].axes)
     reasons = (
-        *_walk_reasons(plan, kernel, own * block * 4),
+        *_walk_reasons(plan, kernel, len(kernel.carries) * own * block * 4),
         _block_reason(
             block, choose(MANY, MANY)[0], choose(filled, MANY)[0], split, own, lanes * blocks, target
         ),
@@ -196,7 +205,7 @@ def _prep_reasons(
     plan: KernelPlan, kernel: Kernel, shape: CallShape, warps: int, block: int
 ) -> tuple[str, ...]:
     nodes = plan.plan.nodes
-    after = any(n.op in ("read", "boundary_gate") for n in (nodes[a] for a in kernel.loads))
+    after = any(n.op in ("read", *BOUNDARY) for n in (nodes[a] for a in kernel.loads))
     first = (
         "what is left once the walks have read the states: every chunk by itself"
         if after
@@ -219,9 +228,15 @@ def _prep_reasons(
 def _walk_reasons(plan: KernelPlan, kernel: Kernel, state: int) -> tuple[str, ...]:
     nodes, split = plan.plan.nodes, kernel.split
     own = "K" if split == "V" else "V"
-    what, order = ("S", "first to last") if kernel.direction == "forward" else ("dS", "last to first")
+    forward = kernel.direction == "forward"
+    names = [name for name, direction, _, _ in plan.plan.carries if direction == kernel.direction]
+    names = names if len(names) > 1 else ["S"]
+    what = " and ".join(n if forward else f"d{n}" for n in names)
+    order, verbs = "first to last" if forward else "last to first", ("goes", "stays")
+    verbs = ("go side by side", "stay") if len(names) > 1 else verbs
     out = [
-        f"{what} goes from chunk to chunk, {order}, and stays on chip ({_kilobytes(state)} per program)",
+        f"{what} {verbs[0]} from chunk to chunk, {order}, and {verbs[1]} on chip "
+        f"({_kilobytes(state)} per program)",
         f"{split} is split: products with {what} sum over {own}, so a program owns all of {own}",
     ]
     given = [
@@ -264,7 +279,9 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
     if _exact(kernel, shape):
         kept = 4 * shape.chunks * shape.H * shape.K * shape.V
         why = (
-            "its gate is in linear space"
+            "coupled states have more such terms than balances over a chunk"
+            if isinstance(boundary, BoundaryProducts)
+            else "its gate is in linear space"
             if boundary.exact
             else f"all states take {_megabytes(kept)}, less than a GiB"
         )
@@ -275,6 +292,9 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
         what = "S" if kernel.direction == "forward" else "dS"
         return (f"keeps {what} for the gate gradient's boundary term, formed {how}",)
     over = "V" if boundary.axis == "K" else "K"
+    if isinstance(boundary, BoundaryProducts):
+        count = _plural(len(boundary.terms), "boundary term")
+        return (f"forms the {count} Σ_{over} S_0 ∘ dS_C of the gates' gradients exactly {how}",)
     return (f"forms the gate gradient's boundary term Σ_{over} S_0 ∘ dS_C exactly {how}",)
 
 
@@ -289,6 +309,11 @@ def is_crowded(plan: ChunkPlan) -> bool:
     """Whether the last prep has many tiles at once: of many erases, or of decays along both axes."""
     decays = {n.axes for n in plan.nodes if n.op == "total" and n.axes}
     return plan_class(plan)[1] > FEW or len(decays) > 1
+
+
+def state_count(plan: ChunkPlan) -> int:
+    """How many states a plan carries."""
+    return sum(direction == "forward" for _, direction, _, _ in plan.carries)
 
 
 def plan_class(plan: ChunkPlan) -> tuple[str, int]:
@@ -326,7 +351,7 @@ def boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
         return 0
     state = shape.H * shape.K * shape.V
     if _exact(kernel, shape):
-        return shape.chunks * state * 4
+        return shape.chunks * state * 4 * kept_states(kernel.boundary)
     return (shape.chunks // SEGMENT + shape.B) * state * 4 + 2 * shape.count((kernel.boundary.axis,)) * 4
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from linalg_dsl.codegen.schedule.evaluate_ops import apply_lowered
-from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan, shares
+from linalg_dsl.codegen.schedule.kernel_plan import Boundary, BoundaryProducts, Kernel, KernelPlan, shares
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.adjoint import gradient_name
 from linalg_dsl.planner.evaluate_ops import align, expand
@@ -28,22 +28,28 @@ Values = dict[int, Tensor | tuple[Tensor, ...]]
 class KernelResults:
     """What one call gives: o [B, T, H, V], the states, and gradients by the name of their tensor.
 
-    ``gradients`` holds the initial state's as ``"initial_state"`` and is empty where the plan has no
-    backward; a tensor that nothing depends on is absent.
+    ``gradients`` holds the initial state's as ``"initial_state"``, of several ``"initial_state S"``, and is
+    empty where the plan has no backward; a tensor that nothing depends on is absent.
     """
 
     output: Tensor
-    final_state: Tensor
+    final_states: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
+
+    @property
+    def final_state(self) -> Tensor:
+        """The only state."""
+        (state,) = self.final_states.values()
+        return state
 
 
 def run_kernels(
     plan: KernelPlan,
     tensors: Mapping[str, Tensor],
-    initial_state: Tensor | None = None,
+    initial_state: Tensor | Mapping[str, Tensor] | None = None,
     chunk_size: int = 64,
     d_o: Tensor | None = None,
-    d_state: Tensor | None = None,
+    d_state: Tensor | Mapping[str, Tensor] | None = None,
     consts: Mapping[str, float] | None = None,
     *,
     exact: bool = True,
@@ -52,30 +58,34 @@ def run_kernels(
 ) -> KernelResults:
     """The forward and, if the plan has one, the backward, in the tensors' dtype (float64 to compare).
 
-    tensors: inputs [B, T, H, ...] and params [H, ...] by name; initial_state [B, H, K, V]; ``d_o`` and
-    ``d_state`` None are zero. ``exact``: how the boundary term of a gate gradient is formed (``Boundary``);
-    carried, it is exact at every ``segment``-th chunk boundary. ``blocks``: into how many a walk cuts its
-    split axis, at most.
+    tensors: inputs [B, T, H, ...] and params [H, ...] by name; initial_state [B, H, K, V], of several states
+    by name; ``d_o`` and ``d_state`` None are zero. ``exact``: how the boundary term of a gate gradient is
+    formed (``Boundary``); carried, it is exact at every ``segment``-th chunk boundary. ``blocks``: into
+    how many a walk cuts its split axis, at most.
     """
     call = Call(plan, tensors, dict(consts or {}), chunk_size)
-    state = call.zero_state() if initial_state is None else initial_state
+    names = [name for name, direction, _, _ in plan.plan.carries if direction == "forward"]
+    states = call.by_name(names, initial_state)
     run = Run(call, exact or must_be_exact(plan), segment, blocks)
-    final = state
+    final = states
     for kernel in plan.forward:
-        after = run.kernel(kernel, state)
-        final = after if after is not None else final
+        final = run.kernel(kernel, states) or final
     output = plan.results[0]
     o = call.joined(output[1])
     if not plan.backward:
-        return KernelResults(o, final, {})
+        return KernelResults(o, dict(zip(names, final, strict=True)), {})
     call.cotangent = torch.zeros_like(o) if d_o is None else d_o
-    d_last = torch.zeros_like(final) if d_state is None else d_state
+    # in the order of the plan's reverse carries
+    back = [name for name, direction, _, _ in plan.plan.carries if direction == "reverse"]
+    d_last = call.by_name(back, d_state)
     d_first = d_last
     for kernel in plan.backward:
-        after = run.kernel(kernel, state if kernel.direction == "forward" else d_last)
-        if after is not None and kernel.direction == "reverse":
+        after = run.kernel(kernel, states if kernel.direction == "forward" else d_last)
+        if after and kernel.direction == "reverse":
             d_first = after
-    return KernelResults(o, final, {**call.gradients(), "initial_state": d_first})
+    labels = ["initial_state" if len(back) == 1 else f"initial_state {name}" for name in back]
+    gradients = {**call.gradients(), **dict(zip(labels, d_first, strict=True))}
+    return KernelResults(o, dict(zip(names, final, strict=True)), gradients)
 
 
 def must_be_exact(plan: KernelPlan) -> bool:
@@ -120,6 +130,12 @@ class Call:
 
     def zero_state(self) -> Tensor:
         return self.like.new_zeros(self.batch, self.heads, self.wide["K"], self.wide["V"])
+
+    def by_name(self, names: Sequence[str], given: Tensor | Mapping[str, Tensor] | None) -> list[Tensor]:
+        """The states of these names, zero where none is given."""
+        zero = self.zero_state()
+        known = {names[0]: given} if isinstance(given, Tensor) else given or {}
+        return [known.get(name, zero) for name in names]
 
     def load(self, n: int, chunk: int) -> Tensor:
         """[B, H, *axes] of one chunk; raises ``InternalError`` for a value that nobody wrote."""
@@ -196,14 +212,14 @@ class Run:
     def kernel(
         self,
         kernel: Kernel,
-        state: Tensor,
+        states: Sequence[Tensor],
         span: range | None = None,
         wide: Mapping[str, int] | None = None,
-    ) -> Tensor | None:
-        """All programs of a kernel; what a walk hands on from its last chunk.
+    ) -> list[Tensor]:
+        """All programs of a kernel; what a walk hands on from its last chunk, nothing of a prep.
 
-        ``span``: the chunks that a walk goes over, None for all; ``wide``: K and V where the state is not
-        that of the call.
+        ``span``: the chunks that a walk goes over, None for all; ``wide``: K and V where the states are not
+        those of the call.
         """
         call = self.call
         chunks = range(len(call.bounds))
@@ -213,16 +229,16 @@ class Run:
                 self.body(kernel, values, call.sizes(chunk))
                 for n in kernel.stores:
                     call.store(n, chunk, _tensor(values[n]))
-            return None
+            return []
         split = kernel.split
         if split is None:
             raise InternalError(f"the walk {kernel.name} has no split axis")
-        states = []
+        after = []
         parts: list[dict[tuple[int | str, int], Tensor]] = []
         span, wide = chunks if span is None else span, wide or call.wide
         for low, count in _blocks(wide[split], self.blocks):
             block = _Block(self, kernel, split, low, count, span, wide)
-            states.append(block.walk(state.narrow(_STATE_DIM[split], low, count)))
+            after.append(block.walk([state.narrow(_STATE_DIM[split], low, count) for state in states]))
             parts.append(block.stored)
         shared = shares(call.nodes, kernel)
         for key, chunk in parts[0]:
@@ -235,7 +251,7 @@ class Run:
             else:  # every block has the same value: the first one writes it
                 whole = pieces[0]
             call.store(key if isinstance(key, int) else f"{key}_{split}", chunk, whole)
-        return torch.cat(states, dim=_STATE_DIM[split])
+        return [torch.cat(pieces, dim=_STATE_DIM[split]) for pieces in zip(*after, strict=True)]
 
     def body(self, kernel: Kernel, values: Values, sizes: Mapping[str, int]) -> None:
         nodes = self.call.nodes
@@ -268,26 +284,33 @@ class _Block:
     carried: Tensor | None = None
     """h = sum S o dS at the boundary that the walk has come to: what the boundary term is carried by."""
 
-    def walk(self, state: Tensor) -> Tensor:
+    def walk(self, states: list[Tensor]) -> list[Tensor]:
         call, kernel = self.run.call, self.kernel
-        if kernel.carry is None:
+        if not kernel.carries:
             raise InternalError(f"the walk {kernel.name} has no carry")
-        leaf, after = kernel.carry
         for chunk in self.span if kernel.direction == "forward" else reversed(self.span):
             values: Values = {n: self._cut(n, call.load(n, chunk)) for n in kernel.loads}
-            values[leaf] = state
+            values |= {leaf: state for (leaf, _), state in zip(kernel.carries, states, strict=True)}
             sizes = {**call.sizes(chunk), **self.wide, self.split: self.count}
             self.run.body(kernel, values, sizes)
             for n in kernel.stores:
                 self.stored[n, chunk] = _tensor(values[n])
             boundary = kernel.boundary
-            if boundary:
-                self._boundary(boundary, values, state, chunk)
-            axes = call.nodes[after].axes
-            state = expand(_tensor(values[after]), axes, ("K", "V"), sizes)
-            if boundary and kernel.direction == boundary.keeper and self._mark_after(chunk):
-                self.stored["marks", chunk] = state
-        return state
+            if isinstance(boundary, BoundaryProducts):
+                self._products(boundary, values, chunk)
+            elif boundary:
+                self._boundary(boundary, values, states[0], chunk)
+            states = [self._next(values, after, sizes) for _, after in kernel.carries]
+            keeps = isinstance(boundary, Boundary) and kernel.direction == boundary.keeper
+            if keeps and self._mark_after(chunk):
+                self.stored["marks", chunk] = states[0]
+        return states
+
+    def _next(self, values: Values, after: int, sizes: Mapping[str, int]) -> Tensor:
+        node, like = self.run.call.nodes[after], self.run.call.like
+        if node.op == "number":
+            values[after] = like.new_tensor(float(str(node.attr("value"))))
+        return expand(_tensor(values[after]), node.axes, ("K", "V"), sizes)
 
     def _cut(self, n: int, value: Tensor) -> Tensor:
         axes = self.run.call.nodes[n].axes
@@ -306,6 +329,18 @@ class _Block:
 
     def _ends_segment(self, chunk: int) -> bool:
         return chunk == self.span[-1] or (chunk + 1 - self.span.start) % self.run.segment == 0
+
+    def _products(self, boundary: BoundaryProducts, values: Values, chunk: int) -> None:
+        """The earlier walk keeps its values, the later multiplies."""
+        if self.kernel.direction == boundary.keeper:
+            for n in boundary.kept:
+                self.stored[f"marks_{n}", chunk] = _tensor(values[n])
+            return
+        over = _STATE_DIM["V" if boundary.axis == "K" else "K"]
+        mine, theirs = (2, 1) if boundary.keeper == "forward" else (1, 2)
+        for term in boundary.terms:
+            kept = self._kept(f"marks_{term[theirs]}", chunk)
+            self.stored[term[0], chunk] = (kept * _tensor(values[term[mine]])).sum(over)
 
     def _boundary(self, boundary: Boundary, values: Values, state: Tensor, chunk: int) -> None:
         """``state`` is the one before the chunk in the direction of the walk: S_0, or dS_C."""
@@ -347,7 +382,7 @@ class _Block:
         if (f"{name}_{self.split}", chunk) not in stored:
             raise InternalError(f"{self.kernel.name} reads {name} of chunk {chunk}, which no walk recorded")
         value = stored[f"{name}_{self.split}", chunk]
-        return value.narrow(_STATE_DIM[self.split] if name == "marks" else -1, self.low, self.count)
+        return value.narrow(_STATE_DIM[self.split] if name.startswith("marks") else -1, self.low, self.count)
 
 
 def _token_sum(values: Values, pairs: Sequence[tuple[int, int]]) -> Tensor:
@@ -359,7 +394,7 @@ def _token_sum(values: Values, pairs: Sequence[tuple[int, int]]) -> Tensor:
 def _axes(nodes: Sequence[Node], key: int | str, split: str) -> tuple[str, ...]:
     if isinstance(key, int):
         return nodes[key].axes
-    return ("K", "V") if key == "marks" else (split,)
+    return ("K", "V") if key.startswith("marks") else (split,)
 
 
 def _blocks(size: int, count: int) -> list[tuple[int, int]]:

@@ -37,6 +37,7 @@ def run_two_level(
     ]
     levels = _Levels(two, run, spans)
     state = call.zero_state() if initial_state is None else initial_state
+    ((state_name, *_),) = [c for c in plan.plan.carries if c[1] == "forward"]
     starts: list[Tensor] = []
     final = state
     for kernel in plan.forward:
@@ -46,7 +47,7 @@ def run_two_level(
         levels.kernel(kernel, starts)
     o = call.joined(plan.results[0][1])
     if not plan.backward:
-        return KernelResults(o, final, {})
+        return KernelResults(o, {state_name: final}, {})
     call.cotangent = torch.zeros_like(o) if d_o is None else d_o
     d_starts: list[Tensor] = []
     d_first = torch.zeros_like(final) if d_state is None else d_state
@@ -56,7 +57,7 @@ def run_two_level(
                 raise InternalError(f"{plan.plan.name} has a backward and no summary of it")
             d_starts, d_first = levels.scan(two.reverse, d_first, "reverse")
         levels.kernel(kernel, starts if kernel.direction == "forward" else d_starts)
-    return KernelResults(o, final, {**call.gradients(), "initial_state": d_first})
+    return KernelResults(o, {state_name: final}, {**call.gradients(), "initial_state": d_first})
 
 
 @dataclass
@@ -70,10 +71,10 @@ class _Levels:
     def kernel(self, kernel: Kernel, starts: Sequence[Tensor]) -> None:
         """A prep once, a walk over every super-chunk from its own start."""
         if kernel.family == "prep":
-            self.run.kernel(kernel, self.run.call.zero_state())
+            self.run.kernel(kernel, ())
             return
         for span, start in zip(self.spans, starts, strict=True):
-            self.run.kernel(kernel, start, span)
+            self.run.kernel(kernel, (start,), span)
 
     def summarise(self) -> None:
         """The maps of all super-chunks."""
@@ -114,7 +115,7 @@ class _Levels:
             start = torch.ones_like(start)
         elif summary.start == "identity":
             start = torch.eye(wide["K"], dtype=start.dtype, device=start.device).expand(shape)
-        after = self.run.kernel(summary.kernel, start, span, wide)
-        if after is None:
+        after = self.run.kernel(summary.kernel, (start,), span, wide)
+        if not after:
             raise InternalError(f"{summary.kernel.name} is no walk")
-        return after
+        return after[0]

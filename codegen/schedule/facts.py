@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from linalg_dsl.codegen.schedule.kernel_plan import Axis, Boundary, Direction
+from linalg_dsl.codegen.schedule.kernel_plan import Axis, BoundaryTerm, Direction
 from linalg_dsl.planner.ops import OPS, contracted_axes
 from linalg_dsl.planner.plan import ChunkPlan
 
+BOUNDARY = ("boundary_gate", "boundary_product")
+"""What two walks form together: no kernel computes it by itself."""
 LEAVES = ("input", "param", "const", "number", "cotangent")
 FORWARD, REVERSE, COTANGENT = 1, 2, 4
 CARRIES = FORWARD | REVERSE
@@ -18,16 +20,16 @@ _PER_CHUNK = 1 / 32
 
 
 class PlanFacts:
-    """``carry``: leaf and next value by direction; ``depends``: bits of what a value is made of;
+    """``carry``: leaf and next value of every state, by direction; ``depends``: bits of what a value is of;
     ``walk_ops``: what a walk may form again; ``boundaries``: the boundary term of each axis that has one."""
 
-    def __init__(self, plan: ChunkPlan, boundaries: tuple[Boundary, ...]) -> None:
+    def __init__(self, plan: ChunkPlan, boundaries: tuple[BoundaryTerm, ...]) -> None:
         self.nodes = plan.nodes
-        self.boundaries: dict[Axis, Boundary] = {b.axis: b for b in boundaries}
-        self.carry: dict[Direction, tuple[int, int]] = {
-            "forward" if direction == "forward" else "reverse": (leaf, after)
-            for _, direction, leaf, after in plan.carries
-        }
+        self.boundaries: dict[Axis, BoundaryTerm] = {b.axis: b for b in boundaries}
+        self.carry: dict[Direction, tuple[tuple[int, int], ...]] = {}
+        for _, name, leaf, after in plan.carries:
+            direction: Direction = "forward" if name == "forward" else "reverse"
+            self.carry[direction] = (*self.carry.get(direction, ()), (leaf, after))
         self.depends = self.dependencies()
         self.users = self._users()
         self.walk_ops = self._walk_ops()

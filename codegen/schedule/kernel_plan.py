@@ -69,11 +69,52 @@ class Boundary:
         """What the step of a walk adds to the sum of S o dS."""
         return self.starts if direction == "forward" else self.ends
 
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return (self.node,)
+
     def needs(self, direction: Direction) -> tuple[int, ...]:
         """The values that the walk of a direction has to have."""
         whole = () if direction == self.keeper else (self.total, *self.others)
         signed = (self.cotangent,) if direction == "reverse" else ()
         return (*(n for pair in self.pairs(direction) for n in pair), *whole, *signed)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryProducts:
+    """The boundary terms of coupled states: every product <S_j, dS_i> of a state before a chunk and a
+    cotangent after it that a gate's gradient needs, summed over the axis other than ``axis``.
+
+    There are more of them than balances over the chunks, so none can be carried: the earlier of the two walks
+    that split ``axis``, ``keeper``, keeps its states at every chunk, the later multiplies. ``terms``: (node,
+    value of the forward walk, value of the reverse walk), states all.
+    """
+
+    axis: Axis
+    keeper: Direction
+    terms: tuple[tuple[int, int, int], ...]
+    exact: bool = True
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(node for node, _, _ in self.terms)
+
+    @property
+    def pair_values(self) -> tuple[int, ...]:
+        return (*self.needs("forward"), *self.needs("reverse"))
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """What the keeper keeps."""
+        return self.needs(self.keeper)
+
+    def needs(self, direction: Direction) -> tuple[int, ...]:
+        """The values that the walk of a direction has to have."""
+        place = 1 if direction == "forward" else 2
+        return tuple(dict.fromkeys(term[place] for term in self.terms))
+
+
+BoundaryTerm = Boundary | BoundaryProducts
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +132,9 @@ class Kernel:
     stores: tuple[int, ...]
     direction: Direction | None = None
     split: Axis | None = None
-    carry: tuple[int, int] | None = None
-    boundary: Boundary | None = None
+    carries: tuple[tuple[int, int], ...] = ()
+    """Leaf and next value of every state that a walk hands on."""
+    boundary: BoundaryTerm | None = None
 
     def __str__(self) -> str:
         what = self.family if self.family == "prep" else f"{self.direction} walk, {self.split} split"
@@ -128,13 +170,18 @@ class KernelPlan:
 def tile_kinds(nodes: Sequence[Node], kernel: Kernel) -> tuple[str, ...]:
     """The axes of every tile that a walk loads in its loop, "o" for the axis it owns, "b" for its block.
 
-    The other walk's state, which a boundary term takes up in float32, counts as two.
+    Every state of the other walk, which a boundary term takes up in float32, counts as two.
     """
     wide = (nodes[n].axes for n in kernel.loads if "t" in nodes[n].axes and len(nodes[n].axes) == 2)
     kinds = ["".join(a if a in "ts" else "b" if a == kernel.split else "o" for a in axes) for axes in wide]
     if kernel.boundary and kernel.direction != kernel.boundary.keeper:
-        kinds += ["ob", "ob"]
+        kinds += ["ob", "ob"] * kept_states(kernel.boundary)
     return tuple(sorted(kinds))
+
+
+def kept_states(boundary: BoundaryTerm) -> int:
+    """How many states one walk of a boundary term keeps for the other."""
+    return len(boundary.kept) if isinstance(boundary, BoundaryProducts) else 1
 
 
 def shares(nodes: Sequence[Node], kernel: Kernel) -> frozenset[int]:

@@ -4,6 +4,7 @@
   U = T (R + G W), Z = W + Sigma U, so T needs G and Sigma only and can be made before the walk;
   its reversed form X = T^T (dU + Sigma^T dZ), Y = dZ + G^T X shares that T;
 - ``scale_state`` becomes a product with ``total``;
+- of coupled states ``weigh`` becomes a product, ``boundary_gate`` one of ``total`` and ``boundary_product``;
 - a solve whose rows decay becomes products (``decayed_solve``);
 - the decay ops of one gate become one op for scores and one for derivatives: they share the walk over block
   pairs and its exponentials.
@@ -54,6 +55,7 @@ class _Lowering:
         self.new: dict[int, int] = {}
         self.solved: dict[int, tuple[int, ...]] = {}
         self.joint = joint_ops(plan, forward)
+        self.coupled = sum(direction == "forward" for _, direction, _, _ in plan.carries) > 1
 
     def run(self) -> ChunkPlan:
         plan, new = self.plan, self.new
@@ -81,11 +83,19 @@ class _Lowering:
             case "pick" if node.args[0] in self.solved:
                 return self.solved[node.args[0]][_int(node, "index")]
             case "scale_state":
-                return b.mul(args[0], b.add_node("total", (args[1],), b.axes(args[1])[1:]))
+                return b.mul(args[0], self._total(args[1]))
+            case "weigh":
+                return b.mul(*args)
+            case "boundary_gate" if self.coupled:
+                product = b.add_node("boundary_product", args[:2], node.axes, axis=node.axes[0])
+                return b.mul(self._total(args[2]), product)
             case "decayed_score" | "decay_apply" | "pair_gate":
                 return self._joint(i, self.joint[i])
             case _:
                 return b.add_node(node.op, args, node.axes, node.label, **dict(node.attrs))
+
+    def _total(self, w: int) -> int:
+        return self.b.add_node("total", (w,), self.b.axes(w)[1:])
 
     def _solve(self, args: list[int], m: int, r: int, transposed: bool) -> tuple[int, ...]:
         b = self.b

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from linalg_dsl.codegen.schedule.alone import split_prep
-from linalg_dsl.codegen.schedule.facts import CARRIES, FORWARD, REVERSE, PlanFacts
+from linalg_dsl.codegen.schedule.facts import BOUNDARY, CARRIES, FORWARD, REVERSE, PlanFacts
 from linalg_dsl.codegen.schedule.kernel_plan import Axis, Direction, Kernel
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import OPS
@@ -77,11 +77,11 @@ class Phase:
     # -- which walks ------------------------------------------------------------------------------
     def _find_walks(self) -> list[_Walk]:
         facts = self.facts
-        after = facts.carry[self.final][1]
-        pairs = [x for b in self.boundaries.values() for pair in (*b.starts, *b.ends) for x in pair]
-        self.needed = self._needed([*self.targets, after, *pairs])
+        after = [after for _, after in facts.carry[self.final]]
+        pairs = [x for b in self.boundaries.values() for x in b.pair_values]
+        self.needed = self._needed([*self.targets, *after, *pairs])
         remaining = {n for n in self.needed if facts.depends[n] & CARRIES and self.nodes[n].op != "carry"}
-        remaining -= {n for n in remaining if self.nodes[n].op == "boundary_gate"}
+        remaining -= {n for n in remaining if self.nodes[n].op in BOUNDARY}
         available = set(self.memory)
         walks: list[_Walk] = []
         missing: set[tuple[Direction, Axis]] = {(d, axis) for axis in self.boundaries for d in DIRECTIONS}
@@ -125,13 +125,14 @@ class Phase:
     def _makeable(
         self, direction: Direction, split: str, available: set[int], wanted: set[int]
     ) -> set[int] | None:
-        """The wanted values that a walk can make (greatest fixed point over its carry); None: no carry."""
-        leaf, after = self.facts.carry[direction]
-        known: dict[int, _Place] = {leaf: "walk"}
-        if not self._place(after, split, available, known, eager=True):
+        """The wanted values that a walk can make (greatest fixed point over its carries); None: not those."""
+        carries = self.facts.carry[direction]
+        known: dict[int, _Place] = {leaf: "walk" for leaf, _ in carries}
+        if not all(self._place(after, split, available, known, eager=True) for _, after in carries):
             return None
-        self.forced |= self._forced(after, split, available)
-        own: dict[int, bool] = {leaf: True}
+        for _, after in carries:
+            self.forced |= self._forced(after, split, available)
+        own: dict[int, bool] = {leaf: True for leaf, _ in carries}
         return {
             n
             for n in wanted
@@ -180,7 +181,7 @@ class Phase:
         place: _Place = ""
         if facts.is_leaf(n) or n in available or n in self.forced:
             place = "before"
-        elif node.op not in ("carry", "boundary_gate"):
+        elif node.op not in ("carry", *BOUNDARY):
             if (
                 split not in facts.contracts(n)
                 and (node.op in facts.walk_ops or node.op == "read")
@@ -197,7 +198,7 @@ class Phase:
         if not self.bits[n] & CARRIES or n in available:
             return True
         node = self.nodes[n]
-        return node.op not in ("carry", "boundary_gate") and all(self._ready(a, available) for a in node.args)
+        return node.op not in ("carry", *BOUNDARY) and all(self._ready(a, available) for a in node.args)
 
     def _forced(self, after: int, split: str, available: set[int]) -> set[int]:
         """Values that the carry's own update needs from a prep."""
@@ -255,9 +256,8 @@ class Phase:
             available |= walk.prep | {n for n in walk.made if self.facts.token_value(n)}
 
     def _walk_draft(self, walk: _Walk) -> _Draft:
-        return _Draft(
-            [*sorted(walk.outputs), *self._for_boundary(walk), self.facts.carry[walk.direction][1]], walk
-        )
+        after = (after for _, after in self.facts.carry[walk.direction])
+        return _Draft([*sorted(walk.outputs), *self._for_boundary(walk), *after], walk)
 
     def _for_boundary(self, walk: _Walk) -> tuple[int, ...]:
         boundary = self.boundaries.get(walk.split)
@@ -277,7 +277,7 @@ class Phase:
             memory |= walk.outputs
             boundary = self.boundaries.get(walk.split)
             if boundary and walk.direction != boundary.keeper:
-                memory.add(boundary.node)
+                memory.update(boundary.nodes)
         if final:
             plans.append((None, final, memory, frozenset()))
         kept: list[Kernel] = []
@@ -337,7 +337,7 @@ class Phase:
             return
         if not output and self._loads(n, draft, memory):
             draft.loads.append(n)
-            if not facts.is_leaf(n) and n not in memory and node.op != "boundary_gate":
+            if not facts.is_leaf(n) and n not in memory and node.op not in BOUNDARY:
                 self._demand(n, draft)
             return
         if facts.is_leaf(n):
@@ -349,7 +349,7 @@ class Phase:
 
     def _loads(self, n: int, draft: _Draft, memory: set[int]) -> bool:
         facts, node, walk = self.facts, self.nodes[n], draft.walk
-        if facts.is_leaf(n) or node.op == "boundary_gate" or n in draft.given:
+        if facts.is_leaf(n) or node.op in BOUNDARY or n in draft.given:
             return True
         if self.facts.state(n):
             return False  # a state never goes through memory

@@ -48,15 +48,17 @@ def choose_step(
     return block, warps, 1, 4 if each <= 32 else 2, 1
 
 
-def choose_decode(own: int, cut: int, square: int, partial: bool, lanes: int, units: int) -> tuple[int, int]:
-    """(block of the split axis, warps) where a few tokens are decoded: a matter of moving the states.
+def choose_decode(
+    own: int, cut: int, square: int, partial: bool, lanes: int, units: int
+) -> tuple[int, int, int]:
+    """(block of the split axis, warps, tokens per group) where decoding is a matter of moving the states.
 
     A thread holds 32 elements of the states, so that several programs of a multiprocessor have loads under
     way; the rows of a block are 128 bytes of a float32 state, less where there are not enough programs.
     ``partial``: each block writes a part of the output, to be added up, unless one block has all.
     """
     if square:  # products of matrices
-        return (16 if cut else 0), 8 if square > 8192 else 4
+        return (16 if cut else 0), 8 if square > 8192 else 4, 1
     cut = 1 << max(0, cut - 1).bit_length() if cut else 0
     block = min(cut, 128 if own <= 4 else 32)
     if partial and own * cut <= 16384:
@@ -67,4 +69,4 @@ def choose_decode(own: int, cut: int, square: int, partial: bool, lanes: int, un
     warps = 1
     while warps < 8 and own * max(block, 1) > 32 * warps * 32:
         warps *= 2
-    return block, warps
+    return block, warps, 2 if own * max(block, 1) <= 32 * warps * 32 else 1

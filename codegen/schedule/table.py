@@ -46,16 +46,19 @@ def choose_walk(
     shared: int,
     lanes: int,
     units: int,
+    states: int = 1,
 ) -> tuple[int, int, int]:
     """(block of the split axis, warps, stages) of a walk that owns ``own`` and splits ``split``.
 
     Wide blocks, of 128 with chunks of 64, while the card stays full (``lanes`` sequences x heads over
     ``units`` multiprocessors); then as many stages as shared memory allows, three at most: half of it
-    where there are more programs than multiprocessors, so that two run on one.
+    where there are more programs than multiprocessors, so that two run on one. Coupled ``states`` lie side
+    by side, as one that is so many times as wide.
     """
     own, split = next_power(own), next_power(split)
     wide = 128 if chunk >= 64 and shared > 200_000 else 64  # with less a wide block spills
-    block = min(split, wide if own <= 128 else 32 if own <= 256 else 16)
+    side_by_side = own * states
+    block = min(split, wide if side_by_side <= 128 else 32 if side_by_side <= 256 else 16)
     if operand_bytes == 4:
         block = min(block, 32)
     while block > 16 and lanes * (split // block) < 0.75 * units:
@@ -68,13 +71,15 @@ def choose_walk(
             for axis in axes:
                 elements *= sizes[axis]
             stage += elements * operand_bytes
-        fixed = (own * block + 2 * chunk * own) * operand_bytes  # operands made in the loop
+        fixed = (states * own * block + 2 * chunk * own) * operand_bytes  # operands made in the loop
         room = shared // 2 if lanes * (split // block) > units else shared
         stages = 3
         while stages > 1 and max(1, stages - 1) * stage + fixed > room:
             stages -= 1
         if stage + fixed <= shared or block == 16:
-            return block, 8 if own * block > 128 * 64 else 4, stages
+            # of one state 128 x 64 fit four warps; of two there are twice as many operands beside them
+            most = 128 * 64 if states == 1 else 128 * 48
+            return block, 8 if states * own * block > most else 4, stages
         block //= 2
 
 
@@ -87,14 +92,19 @@ def keep_every_state(chunks: int, heads: int, key: int, value: int) -> bool:
     return 4 * chunks * heads * key * value <= 1 << 30
 
 
-def choose_prep(chunk: int, decay: str, gradients: bool, crowded: bool = False) -> tuple[int, int]:
+def choose_prep(
+    chunk: int, decay: str, gradients: bool, crowded: bool = False, states: int = 1
+) -> tuple[int, int]:
     """(warps, block of K and V) of a prep; ``gradients``: the last kernel of the backward.
 
     One warp for every 16 tokens: a product of C rows gives no more of them work. With a decay per channel
     many [C, block] tiles are alive at once: narrow blocks, or four warps where there are even more; both
-    where it is ``crowded``, by three or more erases or by decays along both axes.
+    where it is ``crowded``, by three or more erases or by decays along both axes. The gradients of coupled
+    ``states`` have many [C, C] ones beside them: four warps, narrow blocks.
     """
     warps = max(1, chunk // 16)
+    if states > 1 and gradients:
+        return max(warps, 4), 32
     if decay == "channel":
         return (max(warps, 4), 32 if crowded else 64) if gradients else (warps, 32)
     return warps, 64

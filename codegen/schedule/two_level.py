@@ -120,9 +120,8 @@ def _check_sizes(plan: KernelPlan, summary: Summary) -> None:
 
 def _step(plan: KernelPlan, walk: Kernel, name: str) -> Kernel:
     """A walk that does its step and nothing else."""
-    if walk.carry is None:
-        raise InternalError(f"{walk.name} carries nothing")
-    return _pruned(plan, walk, walk.carry, walk.body, name)
+    (carry,) = walk.carries
+    return _pruned(plan, walk, carry, walk.body, name)
 
 
 def _linear(plan: KernelPlan, walk: Kernel, leaf: int, after: int, name: str) -> Kernel:
@@ -166,5 +165,5 @@ def _pruned(
         (),
         walk.direction,
         walk.split,
-        carry,
+        (carry,),
     )

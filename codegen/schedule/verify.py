@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Kernel, KernelPlan, shares
+from linalg_dsl.codegen.schedule.facts import BOUNDARY
+from linalg_dsl.codegen.schedule.kernel_plan import BoundaryTerm, Kernel, KernelPlan, shares
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import contracted_axes
 from linalg_dsl.planner.plan import Node
@@ -73,7 +74,7 @@ def _verify_names(plan: KernelPlan) -> None:
 
 
 def _verify_frame(plan: KernelPlan, kernel: Kernel) -> None:
-    of_walk = (kernel.direction, kernel.split, kernel.carry)
+    of_walk = (kernel.direction, kernel.split, kernel.carries or None)
     if kernel.family == "prep":
         if any(x is not None for x in (*of_walk, kernel.boundary)):
             raise InternalError("a prep with a direction, split, carry or boundary term")
@@ -82,12 +83,16 @@ def _verify_frame(plan: KernelPlan, kernel: Kernel) -> None:
         raise InternalError("a walk without a direction, split axis or carry")
     if kernel.split not in STATE:
         raise InternalError(f"splits {kernel.split}, expected one of {', '.join(STATE)}")
-    if all((d, (leaf, after)) != (kernel.direction, kernel.carry) for _, d, leaf, after in plan.plan.carries):
-        raise InternalError(f"carries {kernel.carry}, which is no {kernel.direction} carry of the plan")
+    carries = tuple((leaf, after) for _, d, leaf, after in plan.plan.carries if d == kernel.direction)
+    if kernel.carries != carries:
+        raise InternalError(
+            f"carries {kernel.carries}, one of which is no {kernel.direction} carry of the plan, or not all"
+        )
 
 
 def _verify_loads(plan: KernelPlan, kernel: Kernel, stored: set[int], boundaries: list[Kernel]) -> None:
-    formed = {k.boundary.node for k in boundaries if k.boundary and k.direction != k.boundary.keeper}
+    terms = [k.boundary for k in boundaries if k.boundary and k.direction != k.boundary.keeper]
+    formed = {n for term in terms for n in term.nodes}
     if twice := _twice(kernel.loads):
         raise InternalError(f"loads %{twice[0]} twice")
     for n in kernel.loads:
@@ -101,17 +106,17 @@ def _verify_loads(plan: KernelPlan, kernel: Kernel, stored: set[int], boundaries
 def _verify_body(plan: KernelPlan, kernel: Kernel) -> None:
     nodes = plan.plan.nodes
     have = set(kernel.loads)
-    own = kernel.carry[0] if kernel.carry else None
+    own = {leaf for leaf, _ in kernel.carries}
     for n in kernel.body:
         node = nodes[n]
         if n in have:
             raise InternalError(f"computes %{n} ({node.op}), which it has already")
-        if node.op in (*LEAVES, "number", "carry", "boundary_gate"):
+        if node.op in (*LEAVES, "number", "carry", *BOUNDARY):
             raise InternalError(f"computes %{n} ({node.op}), which no kernel computes")
         for a in node.args:
             if a in shares(nodes, kernel):
                 raise InternalError(f"uses its share %{a}, which is no whole sum")
-            if a not in have and a != own and nodes[a].op != "number":
+            if a not in have and a not in own and nodes[a].op != "number":
                 raise InternalError(f"computes %{n} ({node.op}) from %{a} ({nodes[a].op}), not at hand")
         if kernel.split in _contracted(nodes, node) and n not in shares(plan.plan.nodes, kernel):
             raise InternalError(f"%{n} ({node.op}) sums over {kernel.split}, of which a program has a block")
@@ -136,9 +141,8 @@ def _verify_stores(plan: KernelPlan, kernel: Kernel, stored: set[int]) -> None:
 def _verify_all_used(plan: KernelPlan, kernel: Kernel) -> None:
     used = {a for n in kernel.body for a in plan.plan.nodes[n].args} | set(kernel.stores)
     used |= set(_boundary_values(kernel))
-    if kernel.carry:
-        after = kernel.carry[1]
-        if after not in kernel.body and after != kernel.carry[0]:
+    for leaf, after in kernel.carries:
+        if after not in kernel.body and after != leaf and plan.plan.nodes[after].op != "number":
             raise InternalError(f"does not compute %{after}, the next value of its carry")
         used.add(after)
     for n in (*kernel.loads, *kernel.body):
@@ -170,7 +174,7 @@ def _verify_results(plan: KernelPlan) -> None:
 
 
 def _verify_buffers(plan: KernelPlan, stored: set[int]) -> None:
-    terms = {k.boundary.node for k in plan.backward if k.boundary}
+    terms = {n for k in plan.backward if k.boundary for n in k.boundary.nodes}
     expected = (stored - {n for _, n in plan.results}) | terms
     found = [b.node for b in plan.buffers]
     if twice := _twice(found):
@@ -205,7 +209,7 @@ def _verify_buffers(plan: KernelPlan, stored: set[int]) -> None:
 
 
 def _verify_boundaries(plan: KernelPlan, walks: list[Kernel]) -> None:
-    sites = [i for i, n in enumerate(plan.plan.nodes) if n.op == "boundary_gate"]
+    sites = [i for i, n in enumerate(plan.plan.nodes) if n.op in BOUNDARY]
     for axis in STATE:
         pair = [k for k in walks if k.boundary and k.boundary.axis == axis]
         if not pair:
@@ -218,17 +222,18 @@ def _verify_boundaries(plan: KernelPlan, walks: list[Kernel]) -> None:
                 f"a boundary term takes a {boundary.keeper} and then a {other} walk, {axis}-split, "
                 "of the backward"
             )
-        if boundary.node not in sites:
-            raise InternalError(f"the boundary term %{boundary.node} is no boundary_gate")
+        for n in boundary.nodes:
+            if n not in sites:
+                raise InternalError(f"the boundary term %{n} is no boundary_gate or boundary_product")
         for walk in pair:
             for n in _boundary_values(walk):
-                if n not in (*walk.loads, *walk.body, *(walk.carry or ())[:1]):
+                if n not in (*walk.loads, *walk.body, *(leaf for leaf, _ in walk.carries)):
                     raise InternalError(
                         f"{walk.name} does not have %{n}, of which the boundary term is formed"
                     )
 
 
-def _same(walks: Iterable[Kernel]) -> Boundary:
+def _same(walks: Iterable[Kernel]) -> BoundaryTerm:
     found = {k.boundary for k in walks if k.boundary}
     if len(found) != 1:
         raise InternalError("the two walks of the boundary term form different ones")

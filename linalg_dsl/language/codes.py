@@ -107,12 +107,16 @@ EXPLANATIONS: dict[str, str] = {
     yet.""",
     "E953": """A term is neither a product with the state nor an outer product of vectors of the token (in the
     output: a column of the token). It is not supported yet.""",
+    "E954": """Coupled states gate each other in a circle. The chunk form of several states needs an order of
+    them in which each takes up pasts of later ones only, so that their gate of blocks is triangular;
+    rotations, for one, have no such order.""",
     "E955": """The update writes nothing, or it writes or erases along more vectors than are supported: at
     most 4 erases and 8 writes per token.""",
     "E957": """The output uses the state in a way that is not supported yet. An output is a sum of reads
     `S_tᵀ q_t` (or of reads `S_t p_t`), each perhaps scaled by a scalar or a vector, and of terms without the
     state.""",
-    "E958": """Only recurrences with one state of shape [K, V] or [V, K] and one output are supported yet.""",
+    "E958": """A chunk form has matrix states, [K, V] or [V, K], and one output; coupled states have one
+    shape and are at most four.""",
     "E959": """Elementwise arithmetic on matrices is supported with outer products only: not yet where a
     scalar is added to every element of a [K, V] matrix, or where an elementwise product has a factor
     that is no `x yᵀ`.""",

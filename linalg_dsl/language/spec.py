@@ -113,6 +113,8 @@ class RecurrenceSpec:
     outputs: tuple[Equation, ...]
     written: tuple[Equation, ...] = field(default=(), compare=False)
     doc: str = field(default="", compare=False)
+    _shifted: tuple[Input, ...] | None = field(default=None, init=False, repr=False, compare=False)
+    """``shifted``, once it has been asked for: every call of an op does."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RecurrenceSpec) and self._compared() == other._compared()
@@ -130,9 +132,11 @@ class RecurrenceSpec:
     @property
     def shifted(self) -> tuple[Input, ...]:
         """The inputs that some equation takes from the token before, in declaration order."""
-        used = (s for e in (*self.updates, *self.outputs) for s in symbols(e.value))
-        names = {s.name for s in used if s.time == -1}
-        return tuple(i for i in self.inputs if i.name in names)
+        if self._shifted is None:
+            used = (s for e in (*self.updates, *self.outputs) for s in symbols(e.value))
+            names = {s.name for s in used if s.time == -1}
+            object.__setattr__(self, "_shifted", tuple(i for i in self.inputs if i.name in names))
+        return self._shifted or ()
 
     @property
     def carried(self) -> tuple[str, ...]:

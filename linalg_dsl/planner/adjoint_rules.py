@@ -88,6 +88,16 @@ def _apply_t(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Seq
     return (b.score(z, d), b.apply(a, d))
 
 
+def _compose(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
+    """Of C = A B: dA = d B^T and dB = A^T d; what is taken transposed gets the transpose of that."""
+    d = _one(cotangents)
+    x, y = b.nodes[node].args
+    left, right = (bool(b.nodes[node].attr(side)) for side in ("left", "right"))
+    d_x = b.compose(y, d, right, True) if left else b.compose(d, y, False, not right)
+    d_y = b.compose(d, x, True, left) if right else b.compose(x, d, not left, False)
+    return (d_x, d_y)
+
+
 def _read(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
     d = _one(cotangents)
     x, state = b.nodes[node].args
@@ -163,6 +173,14 @@ def _scale_state(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) ->
     return (b.scale_state(d, w), b.tokens(boundary))
 
 
+def _weigh(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
+    d = _one(cotangents)
+    state, a = b.nodes[node].args
+    axis = str(b.nodes[node].attr("axis"))
+    product = b.boundary_product(state, d, axis)
+    return (b.weigh(d, a, axis), None if b.value_of(product) == 0 else b.sum(product, axis))
+
+
 def _signs(b: PlanBuilder, node: int, cotangents: Sequence[int | None]) -> Sequence[Contribution]:
     """Signs are flat."""
     return (None,)
@@ -230,6 +248,7 @@ RULES: Mapping[str, Rule] = {
     "score": _score,
     "apply": _apply,
     "apply_t": _apply_t,
+    "compose": _compose,
     "read": _read,
     "write": _write,
     "contract": _contract,
@@ -240,6 +259,7 @@ RULES: Mapping[str, Rule] = {
     "from_start": _from_start,
     "to_end": _to_end,
     "scale_state": _scale_state,
+    "weigh": _weigh,
     "signs": _signs,
     "sign_total": _signs,
     "decayed_score": _decayed_score,

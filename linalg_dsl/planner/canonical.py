@@ -5,14 +5,14 @@
    inputs are taken apart into rows;
 3. *take the decay*: the product (or sum) of all diagonal terms, in log space;
 4. *read the decayed state*: erases that all carry the decay read D_t ∘ S_{t-1} instead;
-5. *merge columns*: terms with one left vector, or one erase vector, share a column;
+5. *merge columns*: terms with one left vector, or one erase vector, share a column; several coupled states
+   are *stacked* under one triangular gate of blocks (planner.stacking);
 6. *split the output*: reads by kind, the rest as terms of the token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from linalg_dsl.algebra.expr import (
@@ -31,17 +31,18 @@ from linalg_dsl.algebra.expr import (
 from linalg_dsl.algebra.factors import Factors
 from linalg_dsl.algebra.normalise import Normaliser
 from linalg_dsl.algebra.traverse import symbols, walk
-from linalg_dsl.errors import DslError, InternalError, Mistake
+from linalg_dsl.errors import DslError, InternalError, Mistake, for_each, placed
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import Equation, RecurrenceSpec, State
 from linalg_dsl.planner.constants import Constants, find_constants
-from linalg_dsl.planner.decay import FoundDecay, take_decay
-from linalg_dsl.planner.form import Axis, CanonicalRecurrence, Recurrence, Rewrite
-from linalg_dsl.planner.linear_map import RankOne, linear_map
+from linalg_dsl.planner.decay import FoundDecay, common_decay, take_decay
+from linalg_dsl.planner.form import Axis, CanonicalRecurrence, Recurrence, Rewrite, Stack
+from linalg_dsl.planner.linear_map import RankOne, linear_maps
 from linalg_dsl.planner.low_rank import LowRank, after_value_decay, merge_columns, read_decayed
 from linalg_dsl.planner.ops import OTHER
 from linalg_dsl.planner.reads import Output, read_output
 from linalg_dsl.planner.record import Record
+from linalg_dsl.planner.stacking import MOST_STATES, block_gate, stack_of
 
 MOST_ERASES = 4
 MOST_WRITES = 8
@@ -53,18 +54,19 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
     Raises DslError on what has no such form, with every obstacle that was found, ArgumentError on unknown
     consts.
     """
-    _one_state(spec)
+    _check_states(spec)
     constants = find_constants(spec, consts or {})
     reader = _OutputReader(spec, constants)
     try:
-        found = _read_update(spec, constants)
+        found = _read_updates(spec, constants)
     except DslError as err:
         raise DslError([*err.mistakes, *reader.mistakes()]) from None
     output, kept = reader.read(found.by_axis)
     found.record.reads(spec.outputs[0], output)
     used = _used_consts(spec, constants) - kept
+    places = {name: i for i, name in enumerate(found.states)}
     made = Recurrence(
-        state=spec.states[0].name,
+        state=found.states[0],
         decay=found.decay.decay,
         left=found.columns.left,
         written=found.columns.written,
@@ -73,9 +75,10 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
         axis=found.axis,
         value_decay=found.decay.value_decay,
         sigma=found.columns.sigma,
-        reads=output.reads,
+        reads=tuple(replace(r, state=places[spec.states[r.state].name]) for r in output.reads),
         token_terms=output.token_terms,
         output=spec.outputs[0].target,
+        stack=found.stack,
         span=spec.updates[0].span,
     )
     known = [Rewrite("const", name, _show_number(constants, name), "fixed at compile time") for name in used]
@@ -90,14 +93,16 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Update:
-    """An update in form (1)."""
+class _Updates:
+    """The updates of all states in form (1)."""
 
     axis: Axis
     decay: FoundDecay
     columns: LowRank
     erases_decayed: bool
     record: Record
+    states: tuple[str, ...]
+    stack: Stack | None
 
     @property
     def by_axis(self) -> dict[str, Factors]:
@@ -109,35 +114,54 @@ class _Update:
         return {self.axis: factors, OTHER[self.axis]: scalars * Factors(vectors=self.decay.other)}
 
 
-def _read_update(spec: RecurrenceSpec, constants: Constants) -> _Update:
+def _read_updates(spec: RecurrenceSpec, constants: Constants) -> _Updates:
     """Rules 2 to 5."""
-    update, state = spec.updates[0], spec.states[0]
-    normaliser = Normaliser(constants.sizes)
-    with _placed(update):
-        value = constants.substitute(update.value)
-        found = linear_map(value, state, normaliser)
-        record = Record(state, found.axis)
-        record.distribution(update, value, found)
-        decay = take_decay(found.diagonals, spec, normaliser)
-        record.decay(decay)
-        erases: Sequence[RankOne] = after_value_decay(found.erases, decay.other)
+    states, normaliser = spec.states, Normaliser(constants.sizes)
+    with placed(spec.updates[0].value.span or spec.updates[0].span):
+        values = for_each(spec.updates, lambda e: constants.substitute(e.value))
+        maps = linear_maps(values, states, normaliser)
+        record = Record(states, maps[0].axis)
+        for update, value, found in zip(spec.updates, values, maps, strict=True):
+            record.distribution(update, value, found)
+        gate = block_gate(maps, spec, normaliser) if len(states) > 1 else None
+        if gate is None:
+            decay = take_decay(maps[0].diagonals, spec, normaliser)
+            record.decay(decay)
+        else:
+            decay = common_decay(gate.own, gate.other, spec)
+        written = [e for found in maps for e in found.erases]
+        erases: Sequence[RankOne] = after_value_decay(written, decay.other)
     decayed = read_decayed(erases, decay.factors) if erases and _decays(decay) else None
     if decayed is not None:
         record.decayed_erase(erases, decayed)
         erases = decayed
-    columns = merge_columns(erases, found.writes)
-    _check_size(columns, update, state)
-    record.merge(erases, found.writes, columns)
-    return _Update(found.axis, decay, columns, decayed is not None, record)
+    writes = [w for found in maps for w in found.writes]
+    columns = merge_columns(erases, writes)
+    record.merge(erases, writes, columns)
+    names = tuple(s.name for s in states)
+    stack = None
+    if gate is not None:
+        columns, stack = stack_of(gate, columns, names)
+        record.stacked(stack, decay)
+    _check_size(columns, spec.updates[0], states)
+    order = names if stack is None else stack.states
+    return _Updates(maps[0].axis, decay, columns, decayed is not None, record, order, stack)
 
 
 def classify(rec: Recurrence) -> str:
     """``linear``, ``scalar gate``, ``diagonal gate`` or ``separable gate``, ``signed`` where it may be
     negative, ``+ rank r`` where something is erased, ``on the value side`` where that is along V.
 
-    Where nothing of the past is kept but what is erased, ``pure rank r``.
+    Where nothing of the past is kept but what is erased, ``pure rank r``; n coupled states are
+    ``stacked n x n``.
     """
     side = " on the value side" if rec.axis == "V" else ""
+    if rec.stack is not None:
+        n = len(rec.states)
+        common = {"none": "", "channel": ", diagonal gate"}[rec.decay.kind]
+        common = common if rec.value_decay.kind == "none" else ", separable gate"
+        signed = "signed " if any(d.signed for d in rec.decays) else ""
+        return f"{signed}stacked {n} x {n}{common}" + (f" + rank {rec.r}" if rec.r else "") + side
     if rec.keeps_nothing:
         return f"pure rank {rec.r}{side}" if rec.r else "no memory"
     kind = rec.decay.kind if rec.value_decay.kind == "none" else "separable"
@@ -152,7 +176,8 @@ def verify_canonical(canonical: CanonicalRecurrence) -> None:
     """Checks the invariants of ``planner.form``; raises InternalError on a broken one."""
     for rec in canonical.recurrences:
         where = f"{canonical.spec.name}: {rec.state}: "
-        if not 1 <= rec.m <= MOST_WRITES or not rec.r <= min(rec.m, MOST_ERASES):
+        most = MOST_ERASES if rec.stack is not None else min(rec.m, MOST_ERASES)
+        if not 1 <= rec.m <= MOST_WRITES or not rec.r <= most:
             raise InternalError(f"{where}m = {rec.m} and r = {rec.r} are out of bounds")
         if len(rec.written) != rec.m or len(rec.sigma) != rec.m or any(len(s) != rec.r for s in rec.sigma):
             raise InternalError(f"{where}W and Σ do not fit m = {rec.m} and r = {rec.r}")
@@ -175,6 +200,8 @@ def verify_canonical(canonical: CanonicalRecurrence) -> None:
             _need(x, (1, 1), where + "Σ or scale")
         for x in (*rec.token_terms, *(r.gate for r in rec.reads if r.gate is not None)):
             _need(x, (rec.output_axis, 1), where + "token term or gate")
+        if rec.stack is not None:
+            _verify_stack(rec, rec.stack, where)
         fixed = {c.name for c in canonical.spec.consts} | {"K", "V"}
         for read in rec.reads:
             if any(s.name not in fixed for s in symbols(read.scale)):
@@ -184,11 +211,35 @@ def verify_canonical(canonical: CanonicalRecurrence) -> None:
             _check_normal(x, states, where)
 
 
+def _verify_stack(rec: Recurrence, stack: Stack, where: str) -> None:
+    n = len(stack.states)
+    if not 2 <= n <= MOST_STATES or stack.states[0] != rec.state or rec.decay.kind == "scalar":
+        raise InternalError(f"{where}a stack of {', '.join(stack.states)}, with a {rec.decay.kind} decay")
+    for matrix, count, what in (
+        (stack.coupling, n, "coupling"),
+        (stack.spread, rec.m, "spread"),
+        (stack.sources, rec.r, "sources"),
+    ):
+        if len(matrix) != count or any(len(row) != n for row in matrix):
+            raise InternalError(f"{where}{what} is not {count} x {n}")
+        for x in (x for row in matrix for x in row):
+            _need(x, SCALAR, where + what)
+    if len(stack.gates) != n or any(g.kind == "channel" for g in stack.gates):
+        raise InternalError(f"{where}the gates of a stack are one scalar per state")
+    if any(x != ZERO for i, row in enumerate(stack.coupling) for x in row[: i + 1]):
+        raise InternalError(f"{where}the coupling is not triangular")
+    if any(not 0 <= r.state < n for r in rec.reads):
+        raise InternalError(f"{where}a read of no state")
+
+
 def rec_expressions(rec: Recurrence) -> tuple[Expr, ...]:
     """Every expression of a recurrence."""
-    decays = (x for d in (rec.decay, rec.value_decay) for x in (d.log, *d.signed))
+    decays = tuple(x for d in rec.decays for x in (d.log, *d.signed))
     reads = (x for r in rec.reads for x in (r.query, r.scale, *((r.gate,) if r.gate is not None else ())))
     sigma = (x for row in rec.sigma for x in row)
+    if rec.stack is not None:
+        matrices = (rec.stack.coupling, rec.stack.spread, rec.stack.sources)
+        decays = (*decays, *(x for rows in matrices for row in rows for x in row))
     return (*decays, *rec.left, *rec.written, *rec.erase, *sigma, *reads, *rec.token_terms)
 
 
@@ -207,21 +258,31 @@ def _check_normal(expr: Expr, states: set[str], where: str) -> None:
             raise InternalError(f"{where}the state stands in {show_expr(expr)}")
 
 
-def _one_state(spec: RecurrenceSpec) -> None:
-    """Raises DslError on a spec that is no single recurrence of a matrix state."""
-    if len(spec.states) != 1:
-        raise DslError.single(
-            "E958", f"{spec.name} has {len(spec.states)} states; only one is supported yet",
-            spec.states[1].span if len(spec.states) > 1 else None,
-        )  # fmt: skip
-    state = spec.states[0]
-    if state.dims not in (("K", "V"), ("V", "K")):
+def _check_states(spec: RecurrenceSpec) -> None:
+    """Raises DslError on a spec that is no recurrence of matrix states of one shape."""
+    state = next((s for s in spec.states if s.dims not in (("K", "V"), ("V", "K"))), None)
+    if state is not None:
         raise DslError.single(
             "E958",
-            f"the state {state.name} is [{', '.join(map(str, state.dims))}]; only [K, V] and [V, K] are "
-            "supported yet",
+            f"the state {state.name} is [{', '.join(map(str, state.dims))}]; a chunk form is one of matrix "
+            "states, [K, V] or [V, K]",
             state.span or spec.updates[0].span,
         )
+    state = next((s for s in spec.states if s.dims != spec.states[0].dims), None)
+    if state is not None:
+        shapes = (f"{s.name} [{', '.join(map(str, s.dims))}]" for s in (spec.states[0], state))
+        raise DslError.single(
+            "E958",
+            f"the coupled states {' and '.join(shapes)} have different shapes; a chunk form has one for all",
+            state.span or spec.updates[0].span,
+        )
+    if len(spec.states) > MOST_STATES:
+        raise DslError.single(
+            "E958",
+            f"{spec.name} has {len(spec.states)} coupled states; a chunk form has at most {MOST_STATES}",
+            spec.states[MOST_STATES].span or spec.updates[0].span,
+        )
+    state = spec.states[0]
     if spec.shifted:
         shift = f"{spec.shifted[0].name}_{{t-1}}"
         raise DslError.single(
@@ -242,16 +303,6 @@ def _one_state(spec: RecurrenceSpec) -> None:
             )
 
 
-@contextmanager
-def _placed(equation: Equation) -> Iterator[None]:
-    """Gives mistakes without a place that of their equation."""
-    try:
-        yield
-    except DslError as err:
-        place = equation.value.span or equation.span
-        raise DslError(replace(m, span=m.span or place) for m in err.mistakes) from None
-
-
 class _OutputReader:
     """Rule 6, with those consts kept as run-time numbers that only multiply reads and terms."""
 
@@ -266,12 +317,12 @@ class _OutputReader:
         (equation,) = self.spec.outputs
         in_update = {s.name for e in self.spec.updates for s in symbols(e.value)} | set(self.constants.sizes)
         keep = {name for name in self.constants.values if name not in in_update}
-        with _placed(equation):
+        with placed(equation.value.span or equation.span):
             while True:
                 value = self.constants.substitute(equation.value, keep)
                 output = read_output(
                     Equation(equation.target, value, equation.span),
-                    self.spec.states[0],
+                    self.spec.states,
                     decay,
                     self.normaliser,
                     self._is_fixed,
@@ -298,9 +349,10 @@ def _used_consts(spec: RecurrenceSpec, constants: Constants) -> set[str]:
     return (used | set(constants.sizes)) & set(constants.values)
 
 
-def _check_size(columns: LowRank, update: Equation, state: State) -> None:
+def _check_size(columns: LowRank, update: Equation, states: Sequence[State]) -> None:
     if not columns.left:
-        raise DslError.single("E955", f"nothing is ever written to {state.name}", update.span)
+        names = " or ".join(s.name for s in states)
+        raise DslError.single("E955", f"nothing is ever written to {names}", update.span)
     if len(columns.erase) > MOST_ERASES:
         raise DslError.single(
             "E955",

@@ -19,13 +19,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from linalg_dsl.algebra.expr import ZERO, Expr
+from linalg_dsl.algebra.expr import ONE, ZERO, Expr
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.elementwise import TokenExpressions
-from linalg_dsl.planner.form import CanonicalRecurrence, Decay, Read, Recurrence
+from linalg_dsl.planner.form import CanonicalRecurrence, Decay, Read, Recurrence, Stack
 from linalg_dsl.planner.ops import OTHER
 from linalg_dsl.planner.plan import ChunkPlan, PlanBuilder
 from linalg_dsl.planner.residual import as_residuals
+from linalg_dsl.planner.stacked_plan import StateGate, Weights
 
 
 def derive(canonical: CanonicalRecurrence) -> ChunkPlan:
@@ -36,8 +37,8 @@ def derive(canonical: CanonicalRecurrence) -> ChunkPlan:
 
 
 class _Derivation:
-    """``scalar``: the log decay per token; ``wide``: those per channel, by axis; ``signs`` alike, by axis
-    (None: per token)."""
+    """``gate``: the decays per token, those of several coupled states; ``wide``: those per channel, by axis,
+    the same for all states; ``signs``: of one state, by axis (None: per token), of all along an axis."""
 
     def __init__(self, canonical: CanonicalRecurrence, rec: Recurrence) -> None:
         self.b = PlanBuilder()
@@ -48,28 +49,79 @@ class _Derivation:
         self.wide: dict[str, int] = {}
         self.signs: dict[str | None, int] = {}
         spec = canonical.spec
-        declared = {i.name for i in spec.inputs} | {c.name for c in spec.consts}
-        self._take_decay(rec.decay, rec.axis, "w" if "w" not in declared else "log_decay")
-        self._take_decay(rec.value_decay, OTHER[rec.axis], "rho" if "rho" not in declared else "log_rho")
+        self.declared = {i.name for i in spec.inputs} | {c.name for c in spec.consts}
+        self.carried = tuple(s.name for s in spec.states)
+        self._take_decay(rec.decay, rec.axis, "w" if "w" not in self.declared else "log_decay")
+        rho = "rho" if "rho" not in self.declared else "log_rho"
+        self._take_decay(rec.value_decay, OTHER[rec.axis], rho)
+        self.spread: list[Weights] = [None] * rec.m
+        self.sources: list[Weights] = [None] * rec.r
+        self.of_states: list[int | None] = []
+        if rec.stack is None:
+            self.gate = StateGate(self.b, [self.scalar], ((),), rec.axis, ("s",))
+        else:
+            self.gate = self._stacked(rec.stack)
 
     def run(self) -> ChunkPlan:
         b, rec = self.b, self.rec
         own, other = rec.axis, OTHER[rec.axis]
-        state = b.add_node("carry", (), ("K", "V"), "s", name=rec.state, direction="forward")
+        labels = ["s"] if rec.stack is None else [f"s_{name.lower()}" for name in rec.states]
+        states = [
+            b.add_node("carry", (), ("K", "V"), label, name=name, direction="forward")
+            for name, label in zip(rec.states, labels, strict=True)
+        ]
         left = [self._signed(self._rows(x, f"l_{j}"), own) for j, x in enumerate(rec.left, 1)]
-        written = self._written(left, state)
-        output = self._read_out(left, written, state)
-        ends = [(self._to_end(x, own), self._to_end(z, other)) for x, z in zip(left, written, strict=True)]
-        writes = [b.write(x, z) if own == "K" else b.write(z, x) for x, z in ends]
-        decayed = state if self.scalar is None else b.scale_state(state, self.scalar)
-        for axis in (own, other):
-            if axis in self.wide:
-                decayed = b.scale_state(decayed, self.wide[axis])
-        after = reduce(b.add, writes, decayed)
-        for sign in self.signs.values():
-            after = b.mul(b.sign_total(sign), after)
-        after = b.label(after, "s_next")
-        return b.finish(self.name, [(rec.state, "forward", state, after)], [(rec.output, output)])
+        written = self._written(left, states)
+        output = self._read_out(left, written, states)
+        ends = [
+            ([self._weighed(x, w) for x in (self._to_end(x, own),) for w in self.gate.to_end(c, f"l_{j}")],
+             self._to_end(z, other))
+            for j, (x, z, c) in enumerate(zip(left, written, self.spread, strict=True), 1)
+        ]  # fmt: skip
+        writes = [
+            [b.write(xs[i], z) if own == "K" else b.write(z, xs[i]) for xs, z in ends]
+            for i, _ in enumerate(states)
+        ]
+        after: dict[str, tuple[int, int]] = {}
+        for i, decayed in enumerate(self.gate.decayed(states)):
+            for axis in (own, other):
+                if axis in self.wide:
+                    decayed = b.scale_state(decayed, self.wide[axis])
+            result = reduce(b.add, writes[i], decayed)
+            for sign in (*self.signs.values(), *self.of_states[i : i + 1]):
+                result = result if sign is None else b.mul(b.sign_total(sign), result)
+            after[rec.states[i]] = states[i], b.label(result, f"{labels[i]}_next")
+        carries = [(name, "forward", *after[name]) for name in self.carried if name in after]
+        return b.finish(self.name, carries, [(rec.output, output)])
+
+    def _stacked(self, stack: Stack) -> StateGate:
+        """The gate of coupled states; what any of them is weighed by has the signs of the gates in it."""
+        b = self.b
+        logs: list[int | None] = []
+        for i, gate in enumerate(stack.gates, 1):
+            logs.append(b.label(b.tokens(self.token(gate.log)), self._free(f"log_a{i}")))
+            signs = [b.unary("side", self.token(x)) for x in gate.signed]
+            self.of_states.append(b.tokens(reduce(b.mul, signs)) if signs else None)
+        coupling = [
+            [self._weight(x, i, j) for j, x in enumerate(row)] for i, row in enumerate(stack.coupling)
+        ]
+        self.spread = [[self._weight(x, after=i) for i, x in enumerate(row)] for row in stack.spread]
+        self.sources = [[self._weight(x, before=j) for j, x in enumerate(row)] for row in stack.sources]
+        axis = min(self.wide, default="K")  # then the same walks form all boundary terms
+        return StateGate(b, logs, coupling, axis, [name.lower() for name in stack.states])
+
+    def _weight(self, x: Expr, after: int | None = None, before: int | None = None) -> int:
+        """A scalar of the token that meets the state ``after`` the token, or the one ``before`` it."""
+        b = self.b
+        weight = self.token(x)
+        for state, exclusive in ((after, False), (before, True)):
+            sign = None if state is None else self.of_states[state]
+            if sign is not None:
+                weight = b.mul(b.signs(sign, exclusive), weight)
+        return weight
+
+    def _free(self, name: str) -> str:
+        return name if name not in self.declared else f"{name}_"
 
     def _take_decay(self, decay: Decay, axis: str, label: str) -> None:
         b = self.b
@@ -102,7 +154,7 @@ class _Derivation:
             return node
         return self._signed(b.label(b.tokens(node), label), OTHER[self.rec.axis], scalar=False)
 
-    def _written(self, left: Sequence[int], state: int) -> list[int]:
+    def _written(self, left: Sequence[int], states: Sequence[int]) -> list[int]:
         """Z_1..Z_m."""
         b, rec = self.b, self.rec
         own, other = rec.axis, OTHER[rec.axis]
@@ -119,66 +171,82 @@ class _Derivation:
         right = []
         for i, expr in enumerate(rec.erase, 1):
             erase = self._signed(self._rows(expr, f"b_{i}"), own, exclusive)
-            columns = enumerate(left, 1)
-            scores.append([self._score(erase, x, rec.erase_read, f"g_b{i}{j}") for j, x in columns])
-            past = b.read(self._from_start(erase, own, exclusive), state, con=own)
-            past = self._from_start(past, other, False, scalar=False)
+            e = self.sources[i - 1]
+            columns = enumerate(zip(left, self.spread, strict=True), 1)
+            scores.append(
+                [self._score(erase, x, rec.erase_read, f"g_b{i}{j}", e, c) for j, (x, c) in columns]
+            )
+            past = self._past(erase, own, rec.erase_read, states, e, f"b_{i}")
+            past = self._from_start(past, other, False)
             right.append(b.add(past, self._column(given[i - 1])))
         z, _ = b.solve(scores, sigma, fixed, right, self.wide.get(other))
         return [b.label(x, f"z_{j}") for j, x in enumerate(z, 1)]
 
-    def _read_out(self, left: Sequence[int], written: Sequence[int], state: int) -> int:
+    def _read_out(self, left: Sequence[int], written: Sequence[int], states: Sequence[int]) -> int:
         b = self.b
-        terms = [self._read(read, i, left, written, state) for i, read in enumerate(self.rec.reads, 1)]
+        terms = [self._read(read, i, left, written, states) for i, read in enumerate(self.rec.reads, 1)]
         terms += [b.tokens(self.token(x)) for x in self.rec.token_terms]
         return b.label(reduce(b.add, terms), self.rec.output)
 
-    def _read(self, read: Read, i: int, left: Sequence[int], written: Sequence[int], state: int) -> int:
+    def _read(
+        self, read: Read, i: int, left: Sequence[int], written: Sequence[int], states: Sequence[int]
+    ) -> int:
         b = self.b
         con = read.axis
         exclusive = read.kind == "exclusive"
         query = self._signed(self._rows(read.query, f"q_{i}"), con, exclusive)
-        out = b.read(self._from_start(query, con, exclusive), state, con=con)
-        out = self._from_start(out, OTHER[con], exclusive, scalar=False)
+        e: Weights = None
+        if self.rec.stack is not None:
+            one = [ONE if j == read.state else ZERO for j, _ in enumerate(states)]
+            where = "before" if read.kind != "inclusive" else "after"
+            e = [self._weight(x, **{where: j}) for j, x in enumerate(one)]
+        out = self._past(query, con, read.kind, states, e, f"q_{i}")
+        out = self._from_start(out, OTHER[con], exclusive)
         pairs = zip(left, written, strict=True) if con == self.rec.axis else zip(written, left, strict=True)
         for j, (x, y) in enumerate(pairs, 1):
-            score = self._score(query, x, read.kind, f"g_q{i}{j}")
+            score = self._score(query, x, read.kind, f"g_q{i}{j}", e, self.spread[j - 1])
             out = b.add(out, self._apply(score, y, read.kind))
         out = self._signed(out, OTHER[con], exclusive, scalar=False)
         out = b.mul(self.token(read.scale), out)
         return out if read.gate is None else b.mul(self.token(read.gate), out)
 
     # -- the uses of the decay ------------------------------------------------------------------
-    def _score(self, x: int, y: int, read: str, label: str) -> int:
+    def _score(self, x: int, y: int, read: str, label: str, e: Weights, c: Weights) -> int:
         b = self.b
         w = self.wide.get(b.axes(x)[-1])
         out = b.score(x, y) if w is None else b.decayed_score(x, y, w, read)
-        if self.scalar is not None:
-            out = b.mul(out, b.pairs_decay(self.scalar, read))
+        weights = self.gate.pairs(e, c, self._of_gate(read), label.replace("g_", "decay_"))
+        if weights is not None:
+            out = b.mul(out, weights)
         elif w is None:
             out = b.mask(out, "inclusive" if read == "inclusive" else "exclusive")
         return b.label(out, label)
+
+    def _past(self, x: int, con: str, read: str, states: Sequence[int], e: Weights, label: str) -> int:
+        """What x reads of the states before the chunk."""
+        b = self.b
+        x = self._from_start(x, con, read == "exclusive")
+        weights = self.gate.from_start(e, self._of_gate(read) == "exclusive", label)
+        weighed = [(self._weighed(x, w), state) for w, state in zip(weights, states, strict=True)]
+        return reduce(b.add, (b.read(y, state, con=con) for y, state in weighed if b.value_of(y) != 0))
+
+    def _weighed(self, x: int, weight: int | None) -> int:
+        return x if weight is None else self.b.mul(x, weight)
+
+    def _of_gate(self, read: str) -> str:
+        """The decayed state is that after the decay which coupled states have in common."""
+        return "exclusive" if read == "decayed" and self.rec.stack is not None else read
 
     def _apply(self, scores: int, rows: int, read: str) -> int:
         b = self.b
         w = self.wide.get(b.axes(rows)[-1]) if b.axes(rows) else None
         return b.apply(scores, rows) if w is None else b.decay_apply(scores, rows, w, read, transposed=False)
 
-    def _from_start(self, x: int, axis: str, exclusive: bool, scalar: bool = True) -> int:
-        b = self.b
-        if axis in self.wide:
-            x = b.mul(x, b.from_start(self.wide[axis], exclusive))
-        if scalar and self.scalar is not None:
-            x = b.mul(x, b.from_start(self.scalar, exclusive))
-        return x
+    def _from_start(self, x: int, axis: str, exclusive: bool) -> int:
+        return self.b.mul(x, self.b.from_start(self.wide[axis], exclusive)) if axis in self.wide else x
 
     def _to_end(self, x: int, axis: str) -> int:
-        b = self.b
-        if axis in self.wide:
-            x = b.mul(x, b.to_end(self.wide[axis]))
-        if axis == self.rec.axis and self.scalar is not None:
-            x = b.mul(x, b.to_end(self.scalar))
-        return x
+        return self.b.mul(x, self.b.to_end(self.wide[axis])) if axis in self.wide else x
 
     def _signed(self, x: int, axis: str, exclusive: bool = False, scalar: bool = True) -> int:
         """Times the signs of the gates since the chunk began: what is left of them is positive."""

@@ -110,7 +110,7 @@ def decode_flops(forward: ChunkPlan, key: int, value: int) -> float:
         match node.op:
             case "read" | "write":
                 total += 2 * key * value
-            case "scale_state":
+            case "scale_state" | "weigh":
                 total += key * value
             case "solve":
                 total += 2 * _used_sigma(forward, node) * {"K": key, "V": value}[node.axes[1]]
@@ -137,6 +137,10 @@ def shared_nodes(plan: ChunkPlan, other: ChunkPlan) -> dict[int, int]:
 def _node_flops(plan: ChunkPlan, i: int, node: Node, sizes: Mapping[str, float]) -> Flops:
     chunk, key, value = sizes["s"], sizes["K"], sizes["V"]
     match node.op:
+        case "score" | "apply" | "apply_t" if len(plan.nodes[node.args[1]].axes) == 1:
+            return Flops(elementwise=2 * chunk)
+        case "compose":
+            return Flops(products=2 * chunk * chunk)
         case "score":
             return Flops(products=2 * chunk * sizes[plan.nodes[node.args[0]].axes[1]])
         case "apply" | "apply_t":
@@ -151,7 +155,9 @@ def _node_flops(plan: ChunkPlan, i: int, node: Node, sizes: Mapping[str, float])
             return _solve_flops(plan, i, node, sizes)
         case "scale_state":
             return Flops(elementwise=key * value / chunk)
-        case "boundary_gate":
+        case "weigh":
+            return Flops(elementwise=key * value / chunk)
+        case "boundary_gate" | "boundary_product":
             return Flops(elementwise=2 * key * value / chunk)
         case "pairs_decay" | "span_sum" | "from_start" | "to_end" | "gate_sum" | "signs":
             return Flops(elementwise=2 * _size(node.axes, sizes))
@@ -160,7 +166,7 @@ def _node_flops(plan: ChunkPlan, i: int, node: Node, sizes: Mapping[str, float])
             return Flops(elementwise=4 * sizes[node.axes[1]])
         case "sum" | "amax":
             return Flops(elementwise=_size(plan.nodes[node.args[0]].axes, sizes))
-        case "tokens" | "expand" | "mask" | "pick":
+        case "tokens" | "expand" | "mask" | "pick" | "swap":
             return Flops()
         case op if OPS[op].kind == "leaf":
             return Flops()

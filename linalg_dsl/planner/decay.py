@@ -41,17 +41,23 @@ class FoundDecay:
 
 def take_decay(terms: Sequence[DiagonalTerm], spec: RecurrenceSpec, normaliser: Normaliser) -> FoundDecay:
     """The product of all gates on S_{t-1}; raises DslError if it is no product of one factor per axis."""
-    factors, other, span = _gather(terms, normaliser)
+    factors, other, span = gather(terms, normaliser)
     if factors.coefficient == 0:
-        nothing = Decay("scalar", Number(Fraction(str(RESET))))
-        return FoundDecay(nothing, Decay(), Factors(Fraction(0)), (), span)
-    decay, value_decay = _decay(factors, spec), _decay(Factors(vectors=other), spec)
+        return FoundDecay(log_decay(factors, spec), Decay(), Factors(Fraction(0)), (), span)
+    decay, value_decay = log_decay(factors, spec), log_decay(Factors(vectors=other), spec)
     return FoundDecay(decay, value_decay, factors, other, span)
 
 
-def _gather(
+def common_decay(own: tuple[Expr, ...], other: tuple[Expr, ...], spec: RecurrenceSpec) -> FoundDecay:
+    """The gates per channel that coupled states have in common, of the axis that is erased and the other."""
+    factors = Factors(vectors=own)
+    return FoundDecay(log_decay(factors, spec), log_decay(Factors(vectors=other), spec), factors, other)
+
+
+def gather(
     terms: Sequence[DiagonalTerm], normaliser: Normaliser
 ) -> tuple[Factors, tuple[Expr, ...], Span | None]:
+    """The sum of diagonal terms as one gate per axis; raises DslError if it is none."""
     span = next((t.span for t in terms if t.span), None)
     if not terms:
         return Factors(Fraction(0)), (), span
@@ -84,8 +90,10 @@ def _keys(vectors: Iterable[Expr]) -> tuple[str, ...]:
     return tuple(sorted(commutative_key(v) for v in vectors))
 
 
-def _decay(factors: Factors, spec: RecurrenceSpec) -> Decay:
-    """The logarithm of the size of a product, and the factors that may be negative."""
+def log_decay(factors: Factors, spec: RecurrenceSpec) -> Decay:
+    """The logarithm of the size of a product, and the factors that may be negative; that of 0 is a reset."""
+    if factors.coefficient == 0:
+        return Decay("scalar", Number(Fraction(str(RESET))))
     parts: list[Expr] = [*factors.scalars, *factors.vectors]
     if factors.coefficient != 1:
         parts.insert(0, Number(factors.coefficient))

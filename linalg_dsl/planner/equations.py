@@ -66,13 +66,30 @@ def equations(plan: ChunkPlan, forward: ChunkPlan | None = None) -> tuple[Equati
 def legend(lines: Sequence[Equation], plan: ChunkPlan) -> tuple[str, ...]:
     """An explanation of each notation that the equations use."""
     text = "\n".join(map(str, lines))
-    first, second = (*(plan.nodes[w].label for w in log_decays(plan)), "w", "w")[:2]
-    return tuple(meaning.format(w=first, rho=second) for sign, meaning in LEGEND if sign in text)
+    of_states = numbered_decays(plan)
+    others = (w for w in log_decays(plan) if w not in of_states)
+    first, second = (*(plan.nodes[w].label for w in others), "w", "w")[:2]
+    own = [(sign, plan.nodes[w].label) for w, sign in of_states.items() if f"{sign}[" in text]
+    return (
+        *(
+            f"{sign}[t←s] = exp({w}_{{s+1}} + … + {w}_t), the decay of one state from s to t"
+            for sign, w in own
+        ),
+        *(meaning.format(w=first, rho=second) for sign, meaning in LEGEND if sign in text),
+    )
 
 
 def log_decays(plan: ChunkPlan) -> tuple[int, ...]:
     """The log decays of a plan, in the order of computation: the second acts on the other axis."""
     return tuple(sorted({n.args[-1] for n in plan.nodes if OPS[n.op].kind == "decay"}))
+
+
+def numbered_decays(plan: ChunkPlan) -> dict[int, str]:
+    """The decays per token of a plan of coupled states, Λ₁, Λ₂, …; none of one state."""
+    if sum(direction == "forward" for _, direction, _, _ in plan.carries) < 2:
+        return {}
+    scalars = [w for w in log_decays(plan) if plan.nodes[w].axes == ("t",)]
+    return {w: f"Λ{_subscript(i)}" for i, w in enumerate(scalars, 1)}
 
 
 class Writer:
@@ -91,7 +108,8 @@ class Writer:
             re.fullmatch(r"[lbwzuq]_[2-9]|g_[bq](.[2-9]|[2-9].)", n.label) for n in plan.nodes
         )
         self.lines: list[Equation] = []
-        self.second = log_decays(plan)[1:]
+        self.numbered = numbered_decays(plan)
+        self.second = [w for w in log_decays(plan) if w not in self.numbered][1:]
 
     def run(self) -> tuple[Equation, ...]:
         plan = self.plan
@@ -210,7 +228,7 @@ class Writer:
         return f"({text} ∘ {self._decay(solve.args[-1])}[{_PAIRS['decayed']}])"
 
     def _decay(self, w: int) -> str:
-        return "R" if w in self.second else "Λ"
+        return self.numbered.get(w) or ("R" if w in self.second else "Λ")
 
     def _weighted(self, coefficient: int, rows: str) -> list[str]:
         """Sigma_ji U_i, with constants folded."""
@@ -269,6 +287,8 @@ class Writer:
                 return f"Σ_{attrs['axis']}({self._product(args)[0]})", _ATOM
             case "swap" if len(node.axes) == 2 and node.axes == self.plan.nodes[args[0]].axes:
                 return f"{arg(0)}ᵀ", _ATOM
+            case "swap" if len(node.axes) == 1 and "s" in node.axes:
+                return f"{arg(0)}[s]", _ATOM
             case "swap" | "first":
                 return arg(0, _SUM), _PRODUCT if args[0] in self.names else self._term(
                     self.plan.nodes[args[0]]
@@ -277,6 +297,13 @@ class Writer:
                 return "I", _ATOM
             case "score":
                 return f"{arg(0)} {arg(1)}ᵀ", _PRODUCT
+            case "compose":
+                a, b = (f"{arg(k)}{'ᵀ' if attrs[side] else ''}" for k, side in ((0, "left"), (1, "right")))
+                return f"{a} {b}", _PRODUCT
+            case "weigh":
+                return f"{arg(1)} {arg(0)}", _PRODUCT
+            case "boundary_product":
+                return f"Σ_{OTHER[node.axes[0]]}({arg(0, _PRODUCT)} ∘ {arg(1, _PRODUCT)})", _ATOM
             case "apply":
                 return f"{arg(0)} {arg(1)}", _PRODUCT
             case "apply_t" | "write":

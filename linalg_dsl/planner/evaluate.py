@@ -80,48 +80,54 @@ def run_plan(
     tensors: Mapping[str, Tensor | float],
     initial_state: Tensor | Mapping[str, Tensor] | None = None,
     chunk_size: int = 64,
-) -> tuple[Tensor, Tensor]:
-    """(o [B, T, H, V], final state [B, H, K, V]) of a forward plan with one output and one state.
+) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
+    """(o [B, T, H, V], final state [B, H, K, V]) of a forward plan with one output.
 
-    ``tensors`` by name: inputs [B, T, H, ...], params [H, ...], consts numbers. Everything is computed in
-    the tensors' dtype. The last chunk may be shorter than ``chunk_size``.
+    Of several states there are as many final ones, by name. ``tensors`` by name: inputs [B, T, H, ...],
+    params [H, ...], consts numbers. Everything is computed in the tensors' dtype. The last
+    chunk may be shorter than ``chunk_size``.
     """
     sequence = ChunkSequence(forward, tensors, chunk_size)
     outputs, states = sequence.forward(sequence.initial(initial_state))
-    return sequence.join(outputs, forward.outputs[0][0]), states[-1][forward.carries[0][0]]
+    last = states[-1]
+    return sequence.join(outputs, forward.outputs[0][0]), last if len(last) > 1 else next(iter(last.values()))
 
 
 def run_backward(
     backward: ChunkPlan,
     forward: ChunkPlan,
     tensors: Mapping[str, Tensor | float],
-    initial_state: Tensor | None = None,
+    initial_state: Tensor | Mapping[str, Tensor] | None = None,
     chunk_size: int = 64,
     d_o: Tensor | None = None,
-    d_state: Tensor | None = None,
+    d_state: Tensor | Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """The gradients by name, and the initial state's as ``"initial_state"``.
+    """The gradients by name, and the initial state's as ``"initial_state"``, of several each as
+    ``"initial_state S"``.
 
     ``d_o`` and ``d_state``: gradients of output and final state, None for zero. A gradient has the shape
     of its tensor; a tensor that nothing depends on is absent.
     """
     sequence = ChunkSequence(forward, tensors, chunk_size)
-    state = forward.carries[0][0]
+    names = [name for name, _, _, _ in forward.carries]
     _, states = sequence.forward(sequence.initial(initial_state))
-    if d_state is None:
-        d_state = torch.zeros_like(states[-1][state])
+    given = {names[0]: d_state} if isinstance(d_state, Tensor) else dict(d_state or {})
+    d_states = {name: given.get(name, torch.zeros_like(states[-1][name])) for name in names}
     if d_o is None:
         d_o = sequence.zeros(forward.nodes[forward.outputs[0][1]])
     grads = _Gradients(sequence)
     for index in reversed(range(len(sequence.bounds))):
         values = sequence.leaves(backward, index)
-        values[("carry", state, "forward")] = states[index][state]
-        values[("carry", state, "reverse")] = d_state
+        for name in names:
+            values[("carry", name, "forward")] = states[index][name]
+            values[("carry", name, "reverse")] = d_states[name]
         values[("cotangent", forward.outputs[0][0], None)] = sequence.cut(d_o, index)
         chunk = run_chunk(backward, values, sequence.sizes(index))
-        d_state = chunk.carries[(state, "reverse")]
+        d_states = {name: chunk.carries[(name, "reverse")] for name in names}
         grads.add(index, chunk.outputs)
-    return {**grads.found, "initial_state": d_state}
+    if len(names) == 1:
+        return {**grads.found, "initial_state": d_states[names[0]]}
+    return {**grads.found, **{f"initial_state {name}": d for name, d in d_states.items()}}
 
 
 class ChunkSequence:

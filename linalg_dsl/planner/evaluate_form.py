@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from linalg_dsl.algebra.expr import RESET, ZERO, Expr, Symbol
+from linalg_dsl.algebra.expr import ONE, RESET, ZERO, Expr, Symbol
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.form import CanonicalRecurrence, Decay, Read, Recurrence
 
@@ -20,12 +20,25 @@ def run_form(
     consts: Mapping[str, float] | None = None,
     operand: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> tuple[Tensor, Tensor]:
-    """Steps form (1) through time: outputs [B, T, H, V] or [.., K], and the last state [B, H, *dims].
+    """``run_states`` of a recurrence of one state: (outputs, last state)."""
+    o, (last,) = run_states(canonical, tensors, (initial_state,), consts, operand)
+    return o, last
+
+
+def run_states(
+    canonical: CanonicalRecurrence,
+    tensors: Mapping[str, Tensor],
+    initial_states: Sequence[Tensor | None] = (),
+    consts: Mapping[str, float] | None = None,
+    operand: Callable[[Tensor], Tensor] = lambda x: x,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Steps form (1) through time: outputs [B, T, H, V] or [.., K], and the last states [B, H, *dims].
 
     ``tensors`` holds every input [B, T, H, *dims] and param [H, *dims], all with the same heads and
-    dtype; ``initial_state`` has the state's axes as declared, by default the declared start. ``consts`` are
+    dtype; ``initial_states`` have the states' axes as declared and come in that order, None or missing ones
+    have the declared start. ``consts`` are
     the run-time values of consts that were not made numbers; others are computed from their declaration.
-    ``operand`` is applied to both factors of every product with or into the state: with a rounding it
+    ``operand`` is applied to both factors of every product with or into a state: with a rounding it
     shows what short operands cost the recurrence itself, in whatever form it is run.
     """
     import torch
@@ -40,36 +53,38 @@ def run_form(
     params = {i.name: finite[i.name] for i in spec.inputs if not i.timed}
     first = next(iter(timed.values()))
     batch, length, heads = first.shape[:3]
-    sizes = _sizes(canonical, tensors, initial_state)
+    given = [*initial_states, *([None] * (len(spec.states) - len(initial_states)))]
+    sizes = _sizes(canonical, tensors, next((x for x in given if x is not None), None))
     numbers = {n: first.new_tensor(x) for n, x in _run_time_numbers(canonical, sizes, consts or {}).items()}
-    if initial_state is None:
-        start = float(spec.states[0].start)
-        state = torch.full((batch, heads, *(sizes[str(d)] for d in spec.states[0].dims)), start).to(first)
-    else:
-        state = initial_state
+    shape = (batch, heads, *(sizes[str(d)] for d in spec.states[0].dims))
+    by_name = {
+        s.name: torch.full(shape, float(s.start)).to(first) if x is None else x
+        for s, x in zip(spec.states, given, strict=True)
+    }
     turned = spec.states[0].dims[0] != rec.axis
-    state = state.mT if turned else state
+    states = [by_name[name].mT if turned else by_name[name] for name in rec.states]
     outputs = []
     for t in range(length):
         now = {**numbers, **params, **{n: x[:, t] for n, x in timed.items()}}
-        after, output = _step(rec, state, now, operand)
+        states, output = _step(rec, states, now, operand)
         outputs.append(output.expand(batch, heads, sizes[rec.output_axis]))
-        state = after
-    state = state.mT if turned else state
-    if not outputs:
-        return first.new_zeros(batch, 0, heads, sizes[rec.output_axis]), state
-    return torch.stack(outputs, dim=1), state
+    by_name = {n: x.mT if turned else x for n, x in zip(rec.states, states, strict=True)}
+    last = tuple(by_name[s.name] for s in spec.states)
+    whole = (
+        torch.stack(outputs, dim=1) if outputs else first.new_zeros(batch, 0, heads, sizes[rec.output_axis])
+    )
+    return whole, last
 
 
 def _step(
-    rec: Recurrence, state: Tensor, now: Mapping[str, Tensor], operand: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """The next state and the output, of a state with the axis of the recurrence first."""
+    rec: Recurrence, states: Sequence[Tensor], now: Mapping[str, Tensor], operand: Callable[[Tensor], Tensor]
+) -> tuple[list[Tensor], Tensor]:
+    """The next states and the output, of states with the axis of the recurrence first."""
     from linalg_dsl.planner.evaluate_ops import side
     from linalg_dsl.planner.evaluate_tokens import evaluate
 
     def value(expr: Expr) -> Tensor:
-        return evaluate(expr, _symbols(now)).to(state.device)  # a number alone has no device of its own
+        return evaluate(expr, _symbols(now)).to(states[0].device)  # a number alone has no device of its own
 
     def column(expr: Expr) -> Tensor:
         return value(expr).unsqueeze(-1)
@@ -83,18 +98,38 @@ def _step(
             found = found * (sign.unsqueeze(-1) if x.is_scalar else sign)
         return found.unsqueeze(-1)
 
-    others = gate(rec.value_decay).mT * state
-    decayed = gate(rec.decay) * others
+    def weighed(weights: Sequence[Expr], of: Sequence[Tensor]) -> Tensor:
+        """The sum of the states so weighed."""
+        pairs = zip(weights, of, strict=True)
+        parts = [x if w == ONE else column(w).unsqueeze(-1) * x for w, x in pairs if w != ZERO]
+        return sum(parts[1:], parts[0])
+
+    stack = rec.stack
+    others = [gate(rec.value_decay).mT * s for s in states]
+    decayed = [gate(rec.decay) * s for s in others]
     erased = decayed if rec.erase_read == "decayed" else others
-    past = [(operand(erased) * operand(column(b))).sum(-2) for b in rec.erase]
-    after = decayed
-    for left, written, row in zip(rec.left, rec.written, rec.sigma, strict=True):
+    sources = ((ONE,),) * rec.r if stack is None else stack.sources
+    past = [
+        (operand(weighed(e, erased)) * operand(column(b))).sum(-2)
+        for b, e in zip(rec.erase, sources, strict=True)
+    ]
+    after = list(decayed)
+    if stack is not None:
+        for i, (own, row) in enumerate(zip(stack.gates, stack.coupling, strict=True)):
+            after[i] = gate(own) * decayed[i]
+            if any(x != ZERO for x in row):
+                after[i] = after[i] + weighed(row, decayed)
+    spread = ((ONE,),) * rec.m if stack is None else stack.spread
+    for left, written, row, into in zip(rec.left, rec.written, rec.sigma, spread, strict=True):
         z = [] if written == ZERO else [value(written)]
         z += [value(s)[..., None] * u for s, u in zip(row, past, strict=True) if s != ZERO]
         for part in z:
-            after = after + operand(column(left)) * operand(part.unsqueeze(-2))
-    sources = {"inclusive": after, "exclusive": state, "decayed": decayed}
-    terms = [_read(r, sources[r.kind], r.axis == rec.axis, value, operand) for r in rec.reads]
+            product = operand(column(left)) * operand(part.unsqueeze(-2))
+            for i, c in enumerate(into):
+                if c != ZERO:
+                    after[i] = after[i] + weighed((c,), (product,))
+    read = {"inclusive": after, "exclusive": states, "decayed": decayed}
+    terms = [_read(r, read[r.kind][r.state], r.axis == rec.axis, value, operand) for r in rec.reads]
     terms += [value(x) for x in rec.token_terms]
     return after, sum(terms[1:], terms[0])
 

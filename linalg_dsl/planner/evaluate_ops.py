@@ -175,12 +175,17 @@ def apply_op(node: Node, args: Sequence[Tensor], axes: Sequence[Axes], sizes: Ma
             return args[0].amax(axes[0].index(str(attrs["axis"])) - len(axes[0]))
         case "tokens" | "expand":
             return expand(args[0], axes[0], node.axes, sizes)
+        case "score" | "apply" | "apply_t" if len(axes[1]) == 1:  # of one number per token
+            return _narrow_product(node.op, args[0], args[1])
         case "score":
             return args[0] @ args[1].transpose(-1, -2)
         case "apply":
             return args[0] @ args[1]
         case "apply_t" | "write":
             return args[0].transpose(-1, -2) @ args[1]
+        case "compose":
+            a, b = (x.mT if attrs[side] else x for x, side in zip(args, ("left", "right"), strict=True))
+            return a @ b
         case "read":
             return args[0] @ (args[1] if attrs["con"] == "K" else args[1].transpose(-1, -2))
         case "contract":
@@ -203,6 +208,10 @@ def apply_op(node: Node, args: Sequence[Tensor], axes: Sequence[Axes], sizes: Ma
             return sum_after(args[0], axes[0].index("t") - len(axes[0])).exp()
         case "scale_state":
             return _whole_chunk(args[1], axes[1]) * args[0]
+        case "weigh":
+            return args[1][..., None, None] * args[0]
+        case "boundary_product":
+            return (args[0] * args[1]).sum(-2 if attrs["axis"] == "V" else -1)
         case "boundary_gate":
             product = _whole_chunk(args[2], axes[2]) * args[0] * args[1]
             return product.sum(-2 if "V" in axes[2] else -1)
@@ -259,6 +268,12 @@ def apply_solve(
     decay = pair_decay(token[-1], "decayed") if dict(node.attrs).get("decayed") else None
     first, second = run(scores, sigma, token[cut : cut + m], token[cut + m : cut + m + r], decay)
     return (*first, *second)
+
+
+def _narrow_product(op: str, a: Tensor, z: Tensor) -> Tensor:
+    if op == "score":
+        return a[..., None] * z[..., None, :]
+    return ((a if op == "apply" else a.mT) @ z[..., None]).squeeze(-1)
 
 
 def _elementwise(op: str, a: Tensor, b: Tensor) -> Tensor:

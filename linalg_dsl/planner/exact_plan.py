@@ -80,6 +80,22 @@ class PlanEntries:
                 return Value.opaque("amax", *(arg(0, **{axis: j}) for j in self._over(axis)))
             case "tokens" | "expand":
                 return arg(0)
+            case "score" if len(self.plan.nodes[args[0]].axes) == 1:
+                return arg(0) * arg(1, t=index["s"])
+            case "compose":
+                rows, columns = (("s", "t") if attrs[side] else ("t", "s") for side in ("left", "right"))
+                return total(
+                    arg(0, **{rows[0]: index["t"], rows[1]: j})
+                    * arg(1, **{columns[0]: j, columns[1]: index["s"]})
+                    for j in self._over("t")
+                )
+            case "swap":
+                return self.at(args[0], {"t": index["s"]} if "s" in node.axes else {"s": index["t"]})
+            case "weigh":
+                return arg(0) * arg(1)
+            case "boundary_product":
+                axis = OTHER[node.axes[0]]
+                return total(arg(0, **{axis: j}) * arg(1, **{axis: j}) for j in self._over(axis))
             case "score":
                 d = self.plan.nodes[args[0]].axes[1]
                 return total(arg(0, **{d: j}) * arg(1, t=index["s"], **{d: j}) for j in self._over(d))

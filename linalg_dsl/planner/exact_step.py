@@ -7,9 +7,10 @@ from fractions import Fraction
 
 from linalg_dsl.algebra import expr as ex
 from linalg_dsl.algebra.exact import Value, total
+from linalg_dsl.algebra.traverse import symbols
 from linalg_dsl.algebra.unroll import unroll
 from linalg_dsl.errors import InternalError
-from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.language.spec import Equation, RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 
 Matrix = tuple[tuple[Value, ...], ...]
@@ -60,13 +61,27 @@ def step_through(spec: RecurrenceSpec, leaves: Leaves, tokens: int) -> dict[str,
     }
     rows: dict[str, list[tuple[Value, ...]]] = {e.target: [] for e in spec.outputs}
     for token in range(tokens):
-        step = _Step(leaves, token, states, states)
-        after = {e.target: step.value(e.value) for e in spec.updates}
+        after: dict[str, Matrix] = {}
+        for equation in _by_presents(spec):
+            known = {**states, **after}
+            after[equation.target] = _Step(leaves, token, states, known).value(equation.value)
         step = _Step(leaves, token, states, after)
         for equation in spec.outputs:
             rows[equation.target].append(tuple(row[0] for row in step.value(equation.value)))
         states = after
     return {**{n: tuple(r) for n, r in rows.items()}, **{f"{n}_C": m for n, m in states.items()}}
+
+
+def _by_presents(spec: RecurrenceSpec) -> list[Equation]:
+    """The updates, those first whose presents others need."""
+    todo, order = list(spec.updates), []
+    while todo:
+        unknown = {e.target for e in todo}
+        needs = [{s.name for s in symbols(e.value) if s.time == 0} for e in todo]
+        ready = next(e for e, names in zip(todo, needs, strict=True) if not names & unknown - {e.target})
+        order.append(ready)
+        todo.remove(ready)
+    return order
 
 
 def evaluate(spec: RecurrenceSpec, leaves: Leaves, expr: ex.Expr) -> Matrix:

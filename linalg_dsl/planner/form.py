@@ -18,14 +18,17 @@ vectors are columns. Invariants, checked by ``verify``:
    S_{t-1}; after ``value_decay`` it reads it in any case;
 4. all queries have one axis;
 5. nothing here mentions a state.
+
+Several coupled states are one recurrence: what they share is above, how they differ is its ``Stack``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from linalg_dsl.algebra.expr import RESET, ZERO, Expr, Number
+from linalg_dsl.algebra.expr import ONE, RESET, ZERO, Expr, Number
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.source import Span
@@ -66,13 +69,14 @@ class Read:
 
     inclusive reads S_t, exclusive S_{t-1}, decayed D_t o S_{t-1}. ``scale`` is made of consts, the
     sizes K and V, and numbers (a run-time float of the kernels); ``gate`` is a column of the axis that the
-    query does not have, or None.
+    query does not have, or None. ``state`` says which of several states is read.
     """
 
     kind: ReadKind
     query: Expr
     scale: Expr
     gate: Expr | None = None
+    state: int = 0
 
     @property
     def axis(self) -> Axis:
@@ -81,8 +85,29 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """n coupled states under one triangular gate of blocks, 2 <= n <= 4.
+
+        S_i,t = sum_j a_ij D_t o S_j,t-1 + sum_l c_li L_l Z_l^T        U_k = (sum_j e_kj S_j,t-1)^T B_k
+
+    All of a, c and e are scalars of the token. The states stand in an order in which a is upper triangular:
+    ``gates`` has the logarithms of its diagonal, ``coupling`` (n x n) what is above it, ``ZERO`` elsewhere.
+    ``spread`` (m x n) is c: how much of every written column goes to every state; ``sources`` (r x n) is e:
+    how much of every state an erase reads.
+    """
+
+    states: tuple[str, ...]
+    gates: tuple[Decay, ...]
+    coupling: tuple[tuple[Expr, ...], ...]
+    spread: tuple[tuple[Expr, ...], ...]
+    sources: tuple[tuple[Expr, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Recurrence:
-    """One matrix state in form (1)."""
+    """One matrix state in form (1), or several that are coupled by a ``stack``: then ``state`` is its first,
+    and ``decay`` and ``value_decay`` are what all their gates have in common, per channel or none.
+    """
 
     state: str
     decay: Decay
@@ -97,7 +122,18 @@ class Recurrence:
     output: str = "o"
     axis: Axis = "K"
     value_decay: Decay = Decay()
+    stack: Stack | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return (self.state,) if self.stack is None else self.stack.states
+
+    @property
+    def decays(self) -> tuple[Decay, ...]:
+        """Every factor of the gates that has a logarithm."""
+        gates = () if self.stack is None else self.stack.gates
+        return (self.decay, self.value_decay, *gates)
 
     @property
     def keeps_nothing(self) -> bool:
@@ -117,11 +153,35 @@ class Recurrence:
         return len(self.erase)
 
     def __str__(self) -> str:
+        if self.stack is not None:
+            return "\n".join([*self._stack_lines(self.stack), *self._slot_lines()])
         past = f"{self.state}_{{t-1}}" + ("ᵀ" if self.axis == "V" else "")
         after = f"{self.state}_t" + ("ᵀ" if self.axis == "V" else "")
         erased = f"D_t ∘ {past}" if self.erase_read == "decayed" else past
         line = f"{after} = D_t ∘ {past} + L_t "
-        lines = [line + (f"(W_t + Σ_t U_t),  U_t = B_tᵀ ({erased})" if self.erase else "W_t")]
+        first = line + (f"(W_t + Σ_t U_t),  U_t = B_tᵀ ({erased})" if self.erase else "W_t")
+        return "\n".join([first, *self._slot_lines()])
+
+    def _stack_lines(self, stack: Stack) -> list[str]:
+        turn = "ᵀ" if self.axis == "V" else ""
+        decays = "" if self.decay.kind == self.value_decay.kind == "none" else "D_t ∘ "
+        past = [f"{decays}{name}_{{t-1}}{turn}" for name in stack.states]
+        lines = []
+        for i, (name, row) in enumerate(zip(stack.states, stack.coupling, strict=True)):
+            terms = [] if stack.gates[i].is_zero else [f"a_{i + 1}{i + 1} {past[i]}"]
+            terms += _weighed(row, past)
+            terms += _weighed([c[i] for c in stack.spread], [f"L_{j + 1} Z_{j + 1}" for j in range(self.m)])
+            lines.append(f"{name}_t{turn} = " + (" + ".join(terms) or "0"))
+        erased = past if self.erase_read == "decayed" else [f"{name}_{{t-1}}{turn}" for name in stack.states]
+        for k, row in enumerate(stack.sources, 1):
+            lines.append(f"  U_{k} = B_{k}ᵀ ({' + '.join(_weighed(row, erased))}),  Z = W_t + Σ_t U_t")
+        for i, gate in enumerate(stack.gates, 1):
+            signs = "".join(f", sign of {show_expr(x)}" for x in gate.signed)
+            lines.append(f"  log a_{i}{i} = {gate.show_log()}{signs}")
+        return lines
+
+    def _slot_lines(self) -> list[str]:
+        lines = []
         for decay, name in ((self.decay, "D"), (self.value_decay, "D'")):
             if decay.kind != "none":
                 lines.append(f"  log {name} ({decay.kind}) = {decay.show_log()}")
@@ -135,9 +195,16 @@ class Recurrence:
         for read in self.reads:
             gate = "" if read.gate is None else f", gate {show_expr(read.gate)}"
             query, scale = show_expr(read.query), show_expr(read.scale)
-            lines.append(f"  {self.output} reads ({read.kind}) {query}, scaled by {scale}{gate}")
+            of = "" if self.stack is None else f" of {self.states[read.state]}"
+            lines.append(f"  {self.output} reads ({read.kind}{of}) {query}, scaled by {scale}{gate}")
         lines += [f"  {self.output} adds {show_expr(x)}" for x in self.token_terms]
-        return "\n".join(lines)
+        return lines
+
+
+def _weighed(weights: Sequence[Expr], texts: Sequence[str]) -> list[str]:
+    """The texts with their weights, those of weight 0 left out."""
+    pairs = [(w, text) for w, text in zip(weights, texts, strict=True) if w != ZERO]
+    return [text if w == ONE else f"({show_expr(w)}) {text}" for w, text in pairs]
 
 
 @dataclass(frozen=True, slots=True)

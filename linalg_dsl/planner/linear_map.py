@@ -3,7 +3,8 @@
 S_t = Σ scale diag(d) S_{t-1} diag(e)  +  Σ scale column rowᵀ S_{t-1} diag(e)  +  Σ scale column rowᵀ
 
 The state stands here with the axis first along which it is erased: transitions S_{t-1} M_t are those of the
-transposed state.
+transposed state. Of several coupled states any may be the S_{t-1} of a term, and a multiple of another's
+present, a M_t, is a term of its own; wherever else a present stands, its update is put in its place.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from linalg_dsl.algebra.expr import Dim, Expr, Sum, Symbol
+from linalg_dsl.algebra.expr import Dim, Expr, Sum, Symbol, Transpose, transpose, with_span
 from linalg_dsl.algebra.factors import Factors
 from linalg_dsl.algebra.normalise import Normaliser, Piece
 from linalg_dsl.algebra.rules import Word, distribute
 from linalg_dsl.algebra.traverse import mentions
-from linalg_dsl.errors import DslError, for_each
+from linalg_dsl.errors import DslError, InternalError, for_each, placed
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import State
 from linalg_dsl.planner.form import Axis
@@ -27,43 +28,50 @@ AXES: dict[Dim, str] = {"K": "key", "V": "value"}
 
 @dataclass(frozen=True, slots=True)
 class DiagonalTerm:
-    """``factors`` (scalars and columns) times S_{t-1} row by row, ``other`` column by column."""
+    """``factors`` (scalars and columns) times S_{t-1} row by row, ``other`` column by column; of several
+    states it is the one numbered ``of``."""
 
     factors: Factors
     other: tuple[Expr, ...] = ()
+    of: int = 0
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RankOne:
-    """``scale * column rowᵀ``: an erase, which acts on S_{t-1} diag(``other``), or a write."""
+    """``scale * column rowᵀ``: an erase, which acts on S_{t-1} diag(``other``), or a write.
+
+    Of several states, ``of`` is the number of the one that is erased, ``into`` of the one written to.
+    """
 
     scale: Factors
     column: Factors
     row: Factors
     other: tuple[Expr, ...] = ()
+    of: int = 0
+    into: int = 0
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class LinearMap:
-    """``axis``: the axis of diagonals and erases, K or V."""
+    """``axis``: that of diagonals and erases, K or V; ``presents``: multiples of other states' presents."""
 
     axis: Axis
     diagonals: tuple[DiagonalTerm, ...]
     erases: tuple[RankOne, ...]
     writes: tuple[RankOne, ...]
+    presents: tuple[DiagonalTerm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SymbolTest:
-    """Finds a state: as a test of symbols, and of expressions that mention it."""
+    """Finds states: as a test of symbols, and of expressions that mention one."""
 
-    name: str
-    time: int | None = None
+    names: tuple[str, ...]
 
     def __call__(self, symbol: Symbol) -> bool:
-        return symbol.name == self.name and (self.time is None or symbol.time == self.time)
+        return symbol.name in self.names
 
     def within(self, expr: Expr) -> bool:
         return mentions(expr, self)
@@ -71,11 +79,13 @@ class SymbolTest:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """``left S_{t-1} right``, as in ``word``."""
+    """``left S right`` of the state numbered ``of``, its past or present, as in ``word``."""
 
     left: Piece
     right: Piece
     word: Word
+    of: int = 0
+    now: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,44 +96,90 @@ class _Write:
 
 def linear_map(update: Expr, state: State, normaliser: Normaliser) -> LinearMap:
     """Spreads an update over S_{t-1}, a state [K, V] or [V, K]. Raises DslError on what has no form (1)."""
-    test = SymbolTest(state.name)
+    (found,) = linear_maps((update,), (state,), normaliser)
+    return found
 
-    def words_of(part: Expr) -> list[Word]:
-        spread = distribute(part, test.within)
-        return [w for s in spread for w in normaliser.unroll(replace(s, span=s.span or update.span))]
 
-    def part_of(word: Word) -> _Term | _Write | None:
-        at = state_position(word, test)
-        if at is None:
-            piece = normaliser.collapse(word)
-            return None if piece.is_zero else _outer_product(piece, word)
-        before, after = split_at(word, at)
-        term = _Term(normaliser.collapse(before), normaliser.collapse(after), word)
-        if term.left.is_zero or term.right.is_zero:
-            return None
-        return _one_sided(term)
+def linear_maps(
+    updates: Sequence[Expr], states: Sequence[State], normaliser: Normaliser
+) -> tuple[LinearMap, ...]:
+    """Spreads the updates of coupled states, all [K, V] or all [V, K], over the pasts of all of them."""
+    spread = _Spread(updates, tuple(s.name for s in states), normaliser)
 
-    spreads = isinstance(update, Sum) and not any(t.is_scalar for t in update.terms)
-    sums = update.terms if isinstance(update, Sum) and spreads else (update,)
-    parts = [p for found in for_each(sums, lambda x: for_each(words_of(x), part_of)) for p in found]
+    def parts(update: Expr) -> list[_Term | _Write]:
+        with placed(update.span):
+            return spread.parts(update)
+
+    found = for_each(updates, parts)
+    turned = _is_turned([p for parts in found for p in parts if isinstance(p, _Term)], states[0])
+    return tuple(_linear_map(parts, i, turned, states[0]) for i, parts in enumerate(found))
+
+
+def _linear_map(parts: Sequence[_Term | _Write], into: int, turned: bool, state: State) -> LinearMap:
     terms = [p for p in parts if isinstance(p, _Term)]
-    writes = [p for p in parts if isinstance(p, _Write)]
-    turned = _is_turned(terms, state)
     if turned:
-        terms = [_Term(t.right, t.left, t.word) for t in terms]
+        terms = [replace(t, left=t.right, right=t.left) for t in terms]
     axis: Axis = "V" if state.dims[1 if turned else 0] == "V" else "K"
+    diagonals = [(t, _diagonal(t)) for t in terms if not t.left.column]
     return LinearMap(
         axis,
-        tuple(
-            DiagonalTerm(
-                t.left.scale * t.right.scale * Factors(vectors=t.left.diagonal), t.right.diagonal, t.word.span
-            )
-            for t in terms
-            if not t.left.column
-        ),
-        tuple(_erase(t, turned) for t in terms if t.left.column),
-        tuple(_write(w, turned) for w in writes),
+        tuple(d for t, d in diagonals if not t.now),
+        tuple(replace(_erase(t, turned), into=into) for t in terms if t.left.column),
+        tuple(replace(_write(p, turned), into=into) for p in parts if isinstance(p, _Write)),
+        tuple(d for t, d in diagonals if t.now),
     )
+
+
+def _diagonal(term: _Term) -> DiagonalTerm:
+    factors = term.left.scale * term.right.scale * Factors(vectors=term.left.diagonal)
+    return DiagonalTerm(factors, term.right.diagonal, term.of, term.word.span)
+
+
+class _Spread:
+    """Takes updates apart into terms; a present that is not only scaled is replaced by its update."""
+
+    def __init__(self, updates: Sequence[Expr], names: tuple[str, ...], normaliser: Normaliser) -> None:
+        self.updates = updates
+        self.names = names
+        self.normaliser = normaliser
+        self.test = SymbolTest(names)
+
+    def parts(self, update: Expr) -> list[_Term | _Write]:
+        spreads = isinstance(update, Sum) and not any(t.is_scalar for t in update.terms)
+        sums = update.terms if isinstance(update, Sum) and spreads else (update,)
+        words = for_each(sums, lambda x: for_each(self._words(x, update), self._part))
+        return [p for of_sum in words for parts in of_sum for p in parts]
+
+    def _words(self, part: Expr, update: Expr) -> list[Word]:
+        spread = distribute(part, self.test.within)
+        return [w for s in spread for w in self.normaliser.unroll(replace(s, span=s.span or update.span))]
+
+    def _part(self, word: Word) -> list[_Term | _Write]:
+        at = state_position(word, self.test)
+        if at is None:
+            piece = self.normaliser.collapse(word)
+            return [] if piece.is_zero else [_outer_product(piece, word)]
+        symbol = state_of(word.chain[at])
+        before, after = split_at(word, at)
+        of, now = self.names.index(symbol.name), symbol.time == 0
+        term = _Term(self.normaliser.collapse(before), self.normaliser.collapse(after), word, of, now)
+        if term.left.is_zero or term.right.is_zero:
+            return []
+        plain = not any((s.diagonal or s.column or s.row) for s in (term.left, term.right))
+        if now and not (plain and word.chain[at] == symbol):
+            value = self.updates[of]
+            value = value if isinstance(word.chain[at], Symbol) else transpose(value)
+            chain = (*word.chain[:at], value, *word.chain[at + 1 :])
+            return self.parts(with_span(replace(word, chain=chain).expr(), word.span))
+        return [_one_sided(term)]
+
+
+def state_of(factor: Expr) -> Symbol:
+    """The state that a factor of a chain is, transposed or not."""
+    symbol = factor.arg if isinstance(factor, Transpose) else factor
+    if not isinstance(symbol, Symbol):
+        raise InternalError(f"{show_expr(factor)} is no state")
+    return symbol
 
 
 def _is_turned(terms: Sequence[_Term], state: State) -> bool:
@@ -151,14 +207,23 @@ def _erase(term: _Term, turned: bool) -> RankOne:
     if turned:  # S (a bᵀ) is b (aᵀ Sᵀ) for the transposed state
         column, row = row, column
     scale = term.left.scale * term.right.scale
-    return RankOne(scale, Factors(vectors=column), Factors(vectors=row), term.right.diagonal, term.word.span)
+    return RankOne(
+        scale,
+        Factors(vectors=column),
+        Factors(vectors=row),
+        term.right.diagonal,
+        term.of,
+        span=term.word.span,
+    )
 
 
 def state_position(word: Word, test: SymbolTest) -> int | None:
     """Where the state stands in a chain (as itself or transposed)."""
     places = [i for i, x in enumerate(word.chain) if test.within(x)]
     if len(places) > 1:
-        raise DslError.single("E957", f"{test.name} is multiplied by itself", word.span)
+        names = " and ".join(dict.fromkeys(state_of(word.chain[i]).name for i in places))
+        message = f"{names} are multiplied" if " and " in names else f"{names} is multiplied by itself"
+        raise DslError.single("E957", message, word.span)
     return places[0] if places else None
 
 

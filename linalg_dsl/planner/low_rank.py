@@ -2,14 +2,15 @@
 
 Terms that share a left vector up to a per-token scalar become one column of L, terms that read along
 the same vector one column of B; what is left over are the scalars, which go to Σ on an erase and to W
-on a write. Of the possible groupings the one with the fewest columns is taken.
+on a write. Of the possible groupings the one with the fewest columns is taken. Vectors of different states
+are different vectors.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
@@ -21,7 +22,8 @@ from linalg_dsl.language.printer import show_expr
 from linalg_dsl.planner.linear_map import RankOne
 
 Grouping = Literal["left", "row"]
-Key = str
+Key = tuple[int, str]
+"""A vector and the number of its state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,10 @@ class LowRank:
     sigma: tuple[tuple[Expr, ...], ...]
     combined: int = 0
     """How many erase columns were given up by adding those with a common left vector."""
+    into: tuple[int, ...] = ()
+    """For every left vector the state that it belongs to."""
+    of: tuple[int, ...] = ()
+    """For every erase vector the state that it reads."""
 
 
 def without(factors: Factors, taken: Factors) -> Factors | None:
@@ -59,7 +65,7 @@ def after_value_decay(erases: Sequence[RankOne], other: Sequence[Expr]) -> tuple
         rest = without(Factors(vectors=erase.other), decay)
         if rest is None or rest.vectors:
             raise _not_after_value_decay(erase, decay)
-        return RankOne(erase.scale, erase.column, erase.row, span=erase.span)
+        return replace(erase, other=())
 
     return tuple(for_each(erases, after))
 
@@ -88,7 +94,7 @@ def read_decayed(erases: Sequence[RankOne], decay: Factors) -> tuple[RankOne, ..
         if rest is None or not rest.vectors:
             return None
         scale = Factors(rest.coefficient, rest.scalars)
-        found.append(RankOne(scale, erase.column, Factors(vectors=rest.vectors), span=erase.span))
+        found.append(replace(erase, scale=scale, row=Factors(vectors=rest.vectors), other=()))
     return tuple(found)
 
 
@@ -114,6 +120,16 @@ class _Entry:
     left: Expr
     scalar: Expr
     row: Expr
+    into: int = 0
+    of: int = 0
+
+    @property
+    def left_key(self) -> Key:
+        return self.into, commutative_key(self.left)
+
+    @property
+    def row_key(self) -> Key:
+        return self.of, commutative_key(self.row)
 
 
 def _grouped(
@@ -123,43 +139,47 @@ def _grouped(
     wrote = _entries(writes, writes_by)
     left: dict[Key, Expr] = {}
     for entry in (*wrote, *erased):
-        left.setdefault(commutative_key(entry.left), entry.left)
-    written = tuple(
-        collected([mul((e.scalar, e.row)) for e in wrote if commutative_key(e.left) == key]) for key in left
-    )
+        left.setdefault(entry.left_key, entry.left)
+    written = tuple(collected([mul((e.scalar, e.row)) for e in wrote if e.left_key == key]) for key in left)
     reduced = _combine_erases(erased)
     rows: dict[Key, Expr] = {}
     for entry in reduced:
-        rows.setdefault(commutative_key(entry.row), entry.row)
+        rows.setdefault(entry.row_key, entry.row)
     sigma = tuple(
-        tuple(
-            total(e.scalar for e in reduced if (commutative_key(e.left), commutative_key(e.row)) == (at, of))
-            for of in rows
-        )
+        tuple(total(e.scalar for e in reduced if (e.left_key, e.row_key) == (at, of)) for of in rows)
         for at in left
     )
-    given_up = len({commutative_key(e.row) for e in erased}) - len(rows)
-    return LowRank(tuple(left.values()), written, tuple(rows.values()), sigma, given_up)
+    given_up = len({e.row_key for e in erased}) - len(rows)
+    return LowRank(
+        tuple(left.values()),
+        written,
+        tuple(rows.values()),
+        sigma,
+        given_up,
+        tuple(into for into, _ in left),
+        tuple(of for of, _ in rows),
+    )
 
 
 def _entries(terms: Sequence[RankOne], grouping: Grouping) -> list[_Entry]:
     """One entry per pair of vectors; grouped by row, one per row with the left vectors added."""
     merged: dict[tuple[Key, Key], tuple[RankOne, list[Expr]]] = {}
     for term in terms:
-        key = commutative_key(term.column.vector), commutative_key(term.row.vector)
+        column, row = commutative_key(term.column.vector), commutative_key(term.row.vector)
+        key = (term.into, column), (term.of, row)
         merged.setdefault(key, (term, []))[1].append(term.scale.scalar)
     entries = [
-        _Entry(term.column.vector, scalar, term.row.vector)
+        _Entry(term.column.vector, scalar, term.row.vector, term.into, term.of)
         for term, scalars in merged.values()
         if (scalar := total(scalars)) != ZERO
     ]
     if grouping == "left":
         return entries
-    by_row: dict[Key, list[_Entry]] = {}
+    by_row: dict[tuple[int, Key], list[_Entry]] = {}
     for entry in entries:
-        by_row.setdefault(commutative_key(entry.row), []).append(entry)
+        by_row.setdefault((entry.into, entry.row_key), []).append(entry)
     return [
-        _Entry(column, common, group[0].row)
+        _Entry(column, common, group[0].row, group[0].into, group[0].of)
         for group in by_row.values()
         for common, column in [_weighted([(e.scalar, e.left) for e in group])]
     ]
@@ -167,14 +187,14 @@ def _entries(terms: Sequence[RankOne], grouping: Grouping) -> list[_Entry]:
 
 def _combine_erases(entries: list[_Entry]) -> list[_Entry]:
     """B' = Σ_i σ_i B_i for the erases with one left vector, where that leaves fewer columns."""
-    rows = {commutative_key(e.row) for e in entries}
-    groups: dict[Key, list[_Entry]] = {}
+    rows = {e.row_key for e in entries}
+    groups: dict[tuple[Key, int], list[_Entry]] = {}
     for entry in entries:
-        groups.setdefault(commutative_key(entry.left), []).append(entry)
+        groups.setdefault((entry.left_key, entry.of), []).append(entry)
     if len(rows) <= len(groups):
         return entries
     return [
-        _Entry(group[0].left, common, row)
+        _Entry(group[0].left, common, row, group[0].into, group[0].of)
         for group in groups.values()
         for common, row in [_weighted([(e.scalar, e.row) for e in group])]
     ]

@@ -4,7 +4,7 @@ A value has named axes and lives per batch element and head. ``t`` is the token 
 tokens), ``s`` the second token axis of a score, ``K`` and ``V`` the state's axes:
 
     token value   ("t",) ("t", "K") ("t", "V")
-    score         ("t", "s")                     rows t, columns s
+    score         ("t", "s")                     rows t, columns s; ("s",) is a token value of the columns
     state         ("K", "V")                     S at a chunk boundary, or its cotangent
     per head      () ("K",) ("V",)               params, numbers, whole-chunk decays
 
@@ -70,9 +70,14 @@ _TABLE: tuple[OpInfo, ...] = (
     OpInfo("tokens", "a per-head value repeated for every token", "shape"),
     OpInfo("expand", "a repeated along the axis named by attr axis (K or V): the adjoint of sum", "shape"),
     # products
-    OpInfo("score", "[t,s] = x y^T, x and y [t,D]", "matmul"),
-    OpInfo("apply", "[t,D] = A z, A [t,s], z [s,D]", "matmul"),
-    OpInfo("apply_t", "[s,D] = A^T z, A [t,s], z [t,D]", "matmul"),
+    OpInfo("score", "[t,s] = x y^T, x and y [t,D], or [t] both", "matmul"),
+    OpInfo("apply", "[t,D] = A z, A [t,s], z [s,D] or [s]", "matmul"),
+    OpInfo("apply_t", "[s,D] = A^T z, A [t,s], z [t,D] or [t]", "matmul"),
+    OpInfo(
+        "compose",
+        "[t,s] = A B of two [t,s], of products of decays; attrs left, right: A, B transposed",
+        "matmul",
+    ),
     OpInfo("read", "[t,E] = x S (attr con K) or x S^T (attr con V)", "matmul"),
     OpInfo("write", "[K,V] = x^T z, x [t,K], z [t,V]", "matmul"),
     OpInfo("mask", "A where the pair is in read, else 0", "score"),
@@ -81,6 +86,7 @@ _TABLE: tuple[OpInfo, ...] = (
     OpInfo("from_start", "Lambda_{t<-0}, attr exclusive: Lambda_{t-1<-0}", "decay"),
     OpInfo("to_end", "Lambda_{C<-s}", "decay"),
     OpInfo("scale_state", "Lambda_{C<-0} o S, along the axis of w", "decay"),
+    OpInfo("weigh", "a S, a one number of the chunk; attr axis: the axis of its boundary product", "state"),
     OpInfo("decayed_score", "[t,s] = sum_i x_ti y_si Lambda_{t<-s,i}; x, y, w [t,D], attr read", "decay"),
     OpInfo(
         "decay_apply",
@@ -107,6 +113,12 @@ _TABLE: tuple[OpInfo, ...] = (
     OpInfo(
         "boundary_gate",
         "[D] = Lambda_{C<-0} o (the sum of S_0 o dS_C over the axis that w lacks); w [t]: D is K",
+        "gate",
+        True,
+    ),
+    OpInfo(
+        "boundary_product",
+        "[axis] = the sum of S_0 o dS_C over the axis of the state other than attr axis",
         "gate",
         True,
     ),

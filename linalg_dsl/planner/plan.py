@@ -220,6 +220,9 @@ class PlanBuilder:
         axes = ordered(x for x in (*self.axes(a), *self.axes(b)) if x != axis)
         return self.add_node("contract", (a, b), axes, axis=axis)
 
+    def compose(self, a: int, b: int, left: bool = False, right: bool = False) -> int:
+        return self._unless_zero((a, b), "compose", ("t", "s"), left=left, right=right)
+
     def mask(self, a: int, read: str) -> int:
         if self.nodes[a].op == "mask" and self.nodes[a].attr("read") in (read, "exclusive"):
             return a
@@ -237,6 +240,15 @@ class PlanBuilder:
 
     def scale_state(self, state: int, w: int) -> int:
         return self.add_node("scale_state", (state, w), ("K", "V"))
+
+    def weigh(self, state: int, a: int, axis: str) -> int:
+        """a S, for a of no axes; S itself and 0 for the numbers 1 and 0."""
+        if self.value_of(a) == 1 or self.value_of(state) == 0:
+            return state
+        return a if self.value_of(a) == 0 else self.add_node("weigh", (state, a), ("K", "V"), axis=axis)
+
+    def boundary_product(self, state: int, cotangent: int, axis: str) -> int:
+        return self._unless_zero((state, cotangent), "boundary_product", (axis,), axis=axis)
 
     def decayed_score(self, x: int, y: int, w: int, read: str) -> int:
         self._same_rows(x, y)

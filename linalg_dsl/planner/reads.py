@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -15,7 +15,7 @@ from linalg_dsl.errors import DslError, for_each
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import Equation, State
 from linalg_dsl.planner.form import Read, ReadKind
-from linalg_dsl.planner.linear_map import SymbolTest, split_at, state_position
+from linalg_dsl.planner.linear_map import SymbolTest, split_at, state_of, state_position
 from linalg_dsl.planner.low_rank import without
 from linalg_dsl.planner.ops import OTHER
 from linalg_dsl.source import Span
@@ -41,17 +41,18 @@ class _OneRead:
     gate: Expr | None
     coefficient: Fraction
     query: Factors
+    state: int
     span: Span | None
 
 
 def read_output(
     output: Equation,
-    state: State,
+    states: Sequence[State],
     decay: Mapping[str, Factors],
     normaliser: Normaliser,
     is_fixed: IsFixed,
 ) -> Output:
-    """Splits an output line into reads and token terms; raises DslError on other uses of the state.
+    """Splits an output line into reads and token terms; raises DslError on other uses of the states.
 
     ``decay``: what a query along K, and one along V, must hold, and the gate of the other axis, for a read
     of the decayed state (scalars count with the query); empty where nothing decays.
@@ -64,9 +65,9 @@ def read_output(
             "E957",
             f"{output.target} is {show_shape(value.shape)}; a chunk form gives outputs [V] or [K]",
             value.span or output.span,
-            f"read the state with a query, as in {state.name}_tᵀ q_t",
+            f"read the state with a query, as in {states[0].name}_tᵀ q_t",
         )
-    test = SymbolTest(state.name)
+    test = SymbolTest(tuple(s.name for s in states))
     place = value.span or output.span
     words = [
         p for w in distribute(value, test.within) for p in normaliser.unroll(replace(w, span=w.span or place))
@@ -75,7 +76,7 @@ def read_output(
     def part_of(word: Word) -> _OneRead | tuple[tuple[Expr, ...], Expr] | None:
         at = state_position(word, test)
         if at is not None:
-            return _one_read(word, at, decay, normaliser, is_fixed)
+            return _one_read(word, at, test.names, decay, normaliser, is_fixed)
         return _token_term(word, normaliser, is_fixed)
 
     parts = for_each(words, part_of)
@@ -84,7 +85,7 @@ def read_output(
     reads = _merge(found)
     if not reads:
         raise DslError.single(
-            "E957", f"{output.target} does not read the state {state.name}", value.span or output.span
+            "E957", f"{output.target} does not read {_named(states)}", value.span or output.span
         )
     inner = [e for r in reads for e in (r.query, *((r.gate,) if r.gate is not None else ()))]
     inner += [t for _, t in token_terms]
@@ -107,8 +108,18 @@ def _token_term(
     return fixed, Factors(rest.coefficient, rest.scalars, piece.column).expr
 
 
+def _named(states: Sequence[State]) -> str:
+    *most, last = (s.name for s in states)
+    return f"the states {', '.join(most)} or {last}" if most else f"the state {last}"
+
+
 def _one_read(
-    word: Word, at: int, decay: Mapping[str, Factors], normaliser: Normaliser, is_fixed: IsFixed
+    word: Word,
+    at: int,
+    states: Sequence[str],
+    decay: Mapping[str, Factors],
+    normaliser: Normaliser,
+    is_fixed: IsFixed,
 ) -> _OneRead | None:
     """The read that a word is; None if it is zero."""
     before, after = split_at(word, at)
@@ -128,7 +139,7 @@ def _one_read(
     factors = left.scale * right.scale * Factors(vectors=right.column)
     gates = Factors(vectors=left.diagonal)
     kind: ReadKind = "inclusive"
-    symbol = next(x for x in walk(word.chain[at]) if isinstance(x, Symbol))
+    symbol = state_of(word.chain[at])
     if symbol.time == -1:
         kind = "exclusive"
         axis = str(word.chain[at].shape[1])
@@ -140,7 +151,8 @@ def _one_read(
     fixed, rest = _split_fixed(factors, is_fixed)
     gate = gates.vector if gates.vectors else None
     query = Factors(scalars=rest.scalars, vectors=rest.vectors)
-    return _OneRead(kind, fixed, gate, rest.coefficient, query, word.span)
+    of = states.index(symbol.name)
+    return _OneRead(kind, fixed, gate, rest.coefficient, query, of, word.span)
 
 
 def _split_fixed(factors: Factors, is_fixed: IsFixed) -> tuple[tuple[Expr, ...], Factors]:
@@ -161,15 +173,15 @@ def _merge(found: list[_OneRead]) -> list[Read]:
     for one in found:
         gate_key = None if one.gate is None else commutative_key(one.gate)
         scale_key = tuple(sorted(repr(f) for f in one.fixed))
-        groups.setdefault((one.kind, scale_key, gate_key), []).append(one)
+        groups.setdefault((one.state, one.kind, scale_key, gate_key), []).append(one)
     reads = []
     for group in groups.values():
         first = group[0]
         if len(group) == 1:
             scale = mul((Number(first.coefficient), *first.fixed))
-            reads.append(Read(first.kind, first.query.expr, scale, first.gate))
+            reads.append(Read(first.kind, first.query.expr, scale, first.gate, first.state))
             continue
         query = total(mul((Number(o.coefficient), o.query.expr)) for o in group)
         if query != ZERO:
-            reads.append(Read(first.kind, query, mul(first.fixed), first.gate))
+            reads.append(Read(first.kind, query, mul(first.fixed), first.gate, first.state))
     return reads

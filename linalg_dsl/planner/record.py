@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from linalg_dsl.algebra.expr import ONE, Expr, Hadamard, Sum, Symbol, add, diag, hadamard, mul, transpose
+from linalg_dsl.algebra.expr import (
+    ONE,
+    ZERO,
+    Expr,
+    Hadamard,
+    Sum,
+    Symbol,
+    add,
+    diag,
+    hadamard,
+    mul,
+    transpose,
+)
 from linalg_dsl.language.printer import show_expr
 from linalg_dsl.language.spec import Equation, State
 from linalg_dsl.planner.decay import FoundDecay
-from linalg_dsl.planner.form import Axis, Read, Rewrite
+from linalg_dsl.planner.form import Axis, Decay, Read, Rewrite, Stack
 from linalg_dsl.planner.linear_map import LinearMap, RankOne
 from linalg_dsl.planner.low_rank import LowRank
 from linalg_dsl.planner.reads import Output
@@ -22,18 +34,20 @@ CHANNEL = {"K": "token and key channel", "V": "token and value channel"}
 class Record:
     """The rewrites of one recurrence, in order."""
 
-    def __init__(self, state: State, axis: Axis) -> None:
-        self.state = state
+    def __init__(self, states: Sequence[State], axis: Axis) -> None:
+        self.states = states
         self.axis = axis
-        self.turned = axis != state.dims[0]
+        self.turned = axis != states[0].dims[0]
         self.rewrites: list[Rewrite] = []
 
     def distribution(self, update: Equation, value: Expr, found: LinearMap) -> None:
         past = self._past()
         terms = [
-            self._on_state((d.factors.scalar, *_gate(d.factors.vectors)), d.other) for d in found.diagonals
+            self._on_state((d.factors.scalar, *_gate(d.factors.vectors)), d.other, d.of, time)
+            for diagonals, time in ((found.diagonals, -1), (found.presents, 0))
+            for d in diagonals
         ]
-        terms += [self._on_state((e.scale.scalar, *self._outer(e)), e.other) for e in found.erases]
+        terms += [self._on_state((e.scale.scalar, *self._outer(e)), e.other, e.of) for e in found.erases]
         terms += [self._write(w) for w in found.writes]
         after = add(terms)
         if after != value:
@@ -73,12 +87,14 @@ class Record:
             self._add("take the decay", show_expr(before), ", ".join(logs), "; ".join(reasons))
 
     def decayed_erase(self, before: Sequence[RankOne], after: Sequence[RankOne]) -> None:
-        was = _sum(show_expr(self._on_state((e.scale.scalar, *self._outer(e)))) for e in before)
-        past = f"(D_t ∘ {self.state.name}_{{t-1}})"
+        was = _sum(show_expr(self._on_state((e.scale.scalar, *self._outer(e)), of=e.of)) for e in before)
+        pasts = [f"(D_t ∘ {s.name}_{{t-1}})" for s in self.states]
         if self.turned:
-            now = _sum(_scaled(e.scale.scalar, f"{past} {show_expr(mul(self._outer(e)))}") for e in after)
+            now = _sum(
+                _scaled(e.scale.scalar, f"{pasts[e.of]} {show_expr(mul(self._outer(e)))}") for e in after
+            )
         else:
-            now = _sum(f"{show_expr(mul((e.scale.scalar, *self._outer(e))))} {past}" for e in after)
+            now = _sum(f"{show_expr(mul((e.scale.scalar, *self._outer(e))))} {pasts[e.of]}" for e in after)
         self._add(
             "read the decayed state", was, now, "every erase carries the decay, B = λ ∘ b: no shift is needed"
         )
@@ -94,9 +110,31 @@ class Record:
             after = ", ".join(show_expr(x) for x in columns.erase)
             self._add("combine erase vectors", before, after, "they share their left vector")
 
+    def stacked(self, stack: Stack, decay: FoundDecay) -> None:
+        """The states as one, in triangular order."""
+        before = ", ".join(f"{s.name}_{{t-1}}" for s in self.states)
+        common = " D_t ∘" if decay.decay.kind != "none" or decay.value_decay.kind != "none" else ""
+        rows = []
+        for i, name in enumerate(stack.states):
+            own = [show_gate(stack.gates[i], f"{name}_{{t-1}}")]
+            own += [
+                _scaled(x, f"{other}_{{t-1}}")
+                for other, x in zip(stack.states, stack.coupling[i], strict=True)
+                if x != ZERO
+            ]
+            rows.append(f"{name}_t ←{common} {_sum(own)}")
+        self._add(
+            "stack the states",
+            before,
+            "; ".join(rows),
+            "each takes up what stands below it only: the gate of blocks is triangular, and what is written "
+            "goes to every state by a scalar of the token",
+        )
+
     def reads(self, equation: Equation, output: Output) -> None:
         before = show_expr(equation.value)
-        after = [show_read(r, self.state) for r in output.reads] + [show_expr(t) for t in output.token_terms]
+        after = [show_read(r, self.states[r.state]) for r in output.reads]
+        after += [show_expr(t) for t in output.token_terms]
         if _sum(after) != before and (output.split > 1 or any(r.kind == "decayed" for r in output.reads)):
             reason = "reads of the state, and what the token adds by itself"
             self._add("split the output", before, _sum(after), reason)
@@ -105,15 +143,18 @@ class Record:
         self.rewrites.append(Rewrite(rule, before, after, reason))
 
     # -- terms as the user has the state --------------------------------------------------------
-    def _past(self) -> Expr:
-        return Symbol(self.state.name, (self.state.dims[0], self.state.dims[1]), -1)
+    def _past(self, of: int = 0, time: int = -1) -> Expr:
+        state = self.states[of]
+        return Symbol(state.name, (state.dims[0], state.dims[1]), time)
 
-    def _on_state(self, own: Iterable[Expr], other: tuple[Expr, ...] = ()) -> Expr:
+    def _on_state(
+        self, own: Iterable[Expr], other: tuple[Expr, ...] = (), of: int = 0, time: int = -1
+    ) -> Expr:
         """``own`` on the axis of the recurrence, gates ``other`` on the other."""
         scalars = [x for x in own if x.is_scalar]
         chain = [x for x in own if not x.is_scalar]
         left, right = (_gate(other), chain) if self.turned else (chain, _gate(other))
-        return mul((*scalars, *left, self._past(), *right))
+        return mul((*scalars, *left, self._past(of, time), *right))
 
     def _outer(self, term: RankOne) -> tuple[Expr, Expr]:
         column, row = term.column.vector, term.row.vector
@@ -121,6 +162,15 @@ class Record:
 
     def _write(self, term: RankOne) -> Expr:
         return mul((term.scale.scalar, *self._outer(term)))
+
+
+def show_gate(gate: Decay, past: str) -> str:
+    """A gate of the stack times a past: as its logarithm says."""
+    if gate.is_zero:
+        return "0"
+    size = "" if gate.kind == "none" else f"exp({show_expr(gate.log)}) "
+    signs = "".join(f"sign({show_expr(x)}) " for x in gate.signed)
+    return f"{signs}{size}{past}"
 
 
 def show_read(read: Read, state: State) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from linalg_dsl.algebra.expr import (
+    ZERO,
     Call,
     Expr,
     Hadamard,
@@ -114,13 +115,16 @@ def is_unit(expr: Expr, spec: RecurrenceSpec) -> bool:
 
 def log_decay_bound(rec: Recurrence, spec: RecurrenceSpec) -> float | None:
     """The smallest c that is sure to give -c <= log decay <= 0 at every step, or None."""
-    r = _range(rec.decay.log, spec) + _range(rec.value_decay.log, spec)
+    common = _range(rec.decay.log, spec) + _range(rec.value_decay.log, spec)
+    gates = [ZERO] if rec.stack is None else [gate.log for gate in rec.stack.gates]
+    own = [_range(log, spec) for log in gates]
+    r = _Range(min(x.low for x in own), max(x.high for x in own)) + common
     return -r.low if r.low > -INF and r.high <= 0 else None
 
 
 def decay_is_at_most_one(rec: Recurrence, spec: RecurrenceSpec) -> bool:
-    """Whether no decay, of either axis, is sure ever to grow the state."""
-    return all(_range(d.log, spec).high <= 0 for d in (rec.decay, rec.value_decay))
+    """Whether no decay, of either axis or of any of several states, is sure ever to grow a state."""
+    return all(_range(d.log, spec).high <= 0 for d in rec.decays)
 
 
 def solve_is_bounded(rec: Recurrence, spec: RecurrenceSpec) -> bool:
@@ -132,7 +136,7 @@ def solve_is_bounded(rec: Recurrence, spec: RecurrenceSpec) -> bool:
     """
     if rec.r == 0:
         return True
-    if rec.r != 1 or rec.m != 1 or not decay_is_at_most_one(rec, spec):
+    if rec.r != 1 or rec.m != 1 or rec.stack is not None or not decay_is_at_most_one(rec, spec):
         return False
     left, erase, sigma = rec.left[0], rec.erase[0], rec.sigma[0][0]
     if commutative_key(left) != commutative_key(erase) or not is_unit(left, spec):

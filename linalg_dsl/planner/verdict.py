@@ -122,7 +122,8 @@ class Explanation:
             return ()
         rec = self.recurrence
         # the number of monomials grows fast with the erases, and with further gates beside them
-        rank = rec.r and rec.r + (rec.value_decay.kind != "none") + bool(rec.decay.signed)
+        further = bool(rec.decay.signed) + len(rec.states) - 1
+        rank = (rec.r or len(rec.states) > 2) and rec.r + (rec.value_decay.kind != "none") + further
         with_gradients = prove(self.canonical, 3 if rank <= 2 else 2, 1, 1, self.forward, self.backward)
         wider = prove(self.canonical, 2 if rank <= 3 else 1, 2, 2 if rank <= 2 else 1, self.forward)
         return (str(with_gradients), str(wider))
@@ -255,7 +256,7 @@ def _costs(found: Explanation) -> tuple[str, ...]:
 
 def _stability(canonical: CanonicalRecurrence) -> tuple[str, ...]:
     rec, spec = canonical.recurrences[0], canonical.spec
-    decays = [d for d in (rec.decay, rec.value_decay) if d.kind != "none"]
+    decays = [d for d in rec.decays if d.kind != "none"]
     lines = []
     if rec.keeps_nothing:
         lines.append("the decay is 0: a token reads what the one before it has written, and nothing older")

@@ -14,9 +14,10 @@ _WIDE: tuple[Axes, ...] = (("t", "K"), ("t", "V"))
 _ARITY: Mapping[str, int] = {
     **dict.fromkeys(("input", "param", "const", "number", "carry", "cotangent"), 0),
     **dict.fromkeys(("unary", "sum", "amax", "tokens", "expand", "mask", "pairs_decay", "from_start"), 1),
-    **dict.fromkeys(("to_end", "span_sum", "gate_sum", "signs", "sign_total", "pick"), 1),
+    **dict.fromkeys(("to_end", "span_sum", "gate_sum", "signs", "sign_total", "pick", "swap"), 1),
     **dict.fromkeys(("add", "mul", "maximum", "minimum", "compare"), 2),
     **dict.fromkeys(("score", "apply", "apply_t", "read", "write", "scale_state"), 2),
+    **dict.fromkeys(("compose", "weigh", "boundary_product"), 2),
     **dict.fromkeys(("decayed_score", "decay_apply", "boundary_gate"), 3),
     "pair_gate": 4,
 }
@@ -25,7 +26,9 @@ _ATTRS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("const", "cotangent"), frozenset({"name"})),
     "number": frozenset({"value"}),
     "carry": frozenset({"name", "direction"}),
-    **dict.fromkeys(("sum", "amax", "expand"), frozenset({"axis"})),
+    **dict.fromkeys(("sum", "amax", "expand", "weigh", "boundary_product"), frozenset({"axis"})),
+    "swap": frozenset({"axis", "other"}),
+    "compose": frozenset({"left", "right"}),
     **dict.fromkeys(("mask", "pairs_decay", "decayed_score", "span_sum", "pair_gate"), frozenset({"read"})),
     "decay_apply": frozenset({"read", "transposed"}),
     "read": frozenset({"con"}),
@@ -117,7 +120,9 @@ def _verify_attrs(node: Node) -> None:
     allowed: Mapping[str, tuple[object, ...]] = {
         "read": READS[:2] if node.op == "mask" else READS,
         "con": ("K", "V"),
-        "axis": ("K", "V") if node.op == "expand" else ORDER,
+        "axis": ("K", "V") if node.op in ("expand", "weigh", "boundary_product") else ORDER,
+        "left": (False, True),
+        "right": (False, True),
         "direction": ("forward", "reverse"),
         "exclusive": (False, True),
         "transposed": (False, True),
@@ -158,12 +163,20 @@ def _result_axes(node: Node, axes: list[Axes]) -> Axes:
                 raise InternalError(f"the operand {axes[0]} has the axis {new} already")
             return tuple(a for a in ORDER if a == new or a in axes[0])
         case "score":
-            _one_of(axes[0], ("t", "K"), ("t", "V"))
+            _one_of(axes[0], *_WIDE, ("t",))
             _expect(axes[1], axes[0])
             return ("t", "s")
         case "apply" | "apply_t":
             _expect(axes[0], ("t", "s"))
-            return _one_of(axes[1], ("t", "K"), ("t", "V"))
+            return _one_of(axes[1], *_WIDE, ("t",))
+        case "compose":
+            _expect(axes[0], ("t", "s"))
+            _expect(axes[1], ("t", "s"))
+            return ("t", "s")
+        case "swap":
+            if {attrs["axis"], attrs["other"]} != {"t", "s"}:
+                raise InternalError(f"swaps {attrs['axis']} and {attrs['other']}, expected t and s")
+            return ("t",) if _one_of(axes[0], ("t",), ("s",)) == ("s",) else ("s",)
         case "read":
             con = str(attrs["con"])
             _expect(axes[0], ("t", con))
@@ -186,6 +199,14 @@ def _result_axes(node: Node, axes: list[Axes]) -> Axes:
             _expect(axes[0], ("K", "V"))
             _one_of(axes[1], ("t",), *_WIDE)
             return ("K", "V")
+        case "weigh":
+            _expect(axes[0], ("K", "V"))
+            _expect(axes[1], ())
+            return ("K", "V")
+        case "boundary_product":
+            _expect(axes[0], ("K", "V"))
+            _expect(axes[1], ("K", "V"))
+            return (str(attrs["axis"]),)
         case "decayed_score":
             _one_of(axes[0], *_WIDE)
             for have_axes in axes[1:]:

@@ -126,7 +126,10 @@ def chunk_launches(plan: KernelPlan, shape: CallShape, origins: Origins) -> tupl
         if kernel.direction and (phase, kernel.direction) not in walked:
             walked.add((phase, kernel.direction))
             if (phase, kernel.direction) == ("forward", "forward"):
-                reads, writes = [*reads, state("S_0")], [*writes, state("S_T")]
+                carried = [name for name, direction, _, _ in plan.plan.carries if direction == "forward"]
+                names_of_states = carried if len(carried) > 1 else ["S"]
+                reads = [*reads, *(state(f"{name}_0") for name in names_of_states)]
+                writes = [*writes, *(state(f"{name}_T") for name in names_of_states)]
         what = "prep" if kernel.family == "prep" else f"{kernel.direction} walk, splits {kernel.split}"
         here = frozenset(p for p, n in last.items() if n in kernel.body)
         out.append(Launch(kernel.name, what, phase, tuple(reads), tuple(writes), here))

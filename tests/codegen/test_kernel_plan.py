@@ -207,7 +207,7 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
     "3 leaf computed": (edit("fwd_prep", "body", lambda p, x: (node(p, "v"), *x)), "no kernel computes"),
     "3 the other carry": (
         lambda p: change(
-            p, "bwd_forward_k", direction="reverse", carry=kernel(p, "bwd_reverse_k").carry
+            p, "bwd_forward_k", direction="reverse", carries=kernel(p, "bwd_reverse_k").carries
         ),
         "not at hand",
     ),

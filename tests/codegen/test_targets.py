@@ -57,6 +57,10 @@ def test_every_kernel_compiles_and_fits(target: str) -> None:
         assert row["target"] == target
         assert row["registers"] > 0
         assert row["shared"] <= row["limit"] == TARGETS[target].shared
+    steps = [row for row in rows if row["kernel"].endswith("_step")]
+    assert {row["recurrence"] for row in steps} == set(ON_TARGET[target])
+    if target == "sm_90":
+        assert not any(row["spilled"] for row in steps)
     directions = {row["kernel"].split("_")[-1] for row in rows if row["recurrence"] == "kda"}
     assert {"prep", "walk"} <= directions
 

@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
 def test_two_processes_are_one(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LINALG_DSL_CACHE": str(tmp_path / "cache")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), environment.get("PYTHONPATH", "")])
     processes = [
         subprocess.Popen(
             [sys.executable, HERE / "distributed_work.py", str(rank), tmp_path / "meeting"],

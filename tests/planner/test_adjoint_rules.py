@@ -104,6 +104,18 @@ EXAMPLES = [
     Example("score", {"x": TK, "y": TK}, PlanBuilder.score),
     Example("apply", {"a": TS, "z": TV}, PlanBuilder.apply),
     Example("apply_t", {"a": TS, "z": TV}, lambda b, a, z: b.apply(a, z, transposed=True)),
+    Example("score of one number per token", {"x": ("t",), "y": ("t",)}, PlanBuilder.score),
+    Example("apply to one number per token", {"a": TS, "z": ("t",)}, PlanBuilder.apply),
+    Example("apply_t to one number per token", {"a": TS, "z": ("t",)}, lambda b, a, z: b.apply(a, z, True)),
+    *(
+        Example(
+            f"compose {'left' if left else ''} {'right' if right else ''}",
+            {"x": TS, "y": TS},
+            lambda b, x, y, left=left, right=right: b.compose(x, y, left, right),
+        )
+        for left in (False, True)
+        for right in (False, True)
+    ),
     Example("read over K", {"x": TK, "y": KV}, lambda b, x, y: b.read(x, y, "K")),
     Example("read over V", {"x": TV, "y": KV}, lambda b, x, y: b.read(x, y, "V")),
     Example("write", {"x": TK, "z": TV}, PlanBuilder.write),
@@ -114,6 +126,7 @@ EXAMPLES = [
     ),
     Example("swap of a name", {"x": KV}, lambda b, x: b.swap(x, "K", "L")),
     Example("swap of rows and columns", {"x": ("K", "L")}, lambda b, x: b.swap(x, "L", "K")),
+    Example("swap of tokens and columns", {"x": ("t",)}, lambda b, x: b.swap(x, "t", "s")),
     Example("first", {"x": KV}, lambda b, x: b.first(x, "V")),
     *(
         Example(f"mask {read}", {"a": TS}, lambda b, a, read=read: b.mask(a, read))
@@ -134,6 +147,10 @@ EXAMPLES = [
     Example("scale_state scalar", {"y": KV, "w": ("t",)}, PlanBuilder.scale_state),
     Example("scale_state channel", {"y": KV, "w": TK}, PlanBuilder.scale_state),
     Example("scale_state value channel", {"y": KV, "w": TV}, PlanBuilder.scale_state),
+    *(
+        Example(f"weigh {axis}", {"y": KV, "a": ()}, lambda b, y, a, axis=axis: b.weigh(y, a, axis))
+        for axis in KV
+    ),
     *(
         Example(f"signs {axes} {e}", {"x": axes, "y": axes}, lambda b, x, y, e=e: b.mul(b.signs(x, e), y))
         for axes in (("t",), TK, TV)

@@ -82,7 +82,7 @@ def op_of(name: str, **options: Any) -> CompiledOp:
 def inputs_of(
     op: CompiledOp, B: int, T: int, H: int, K: int, V: int, *, N: int | None = None, **options: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Random tensors and what is carried in: the state that a few other tokens leave behind."""
+    """Random tensors on the CPU and what is carried in: the state that a few other tokens leave behind."""
     dtype = options.pop("dtype", torch.float32)
     count = B if N is None else N
     tensors = draw(op.spec, B, T, H, K, V, dtype=dtype, **options)
