@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops.check import CheckReport, CheckRow
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.testing.cases import Case, Shape, make_case, run
@@ -104,7 +105,9 @@ class Certificate(CheckReport):
 
     def keep(self, path: Path) -> Path:
         """Writes the worst input (the smallest failing one where something failed) for ``--replay``."""
-        case = self.failure.details["case"] if self.failure is not None else self.worst_case
+        case = self.worst_case if self.failure is None else self.failure.details["case"]
+        if not isinstance(case, Case):
+            raise ArgumentError("nothing was drawn, so there is no worst input to keep")
         save_case(case, path)
         return path
 
@@ -112,7 +115,7 @@ class Certificate(CheckReport):
         """Errors over T, one line per strength of the gates, and what the type costs (needs matplotlib)."""
         from linalg_dsl.plots import errors
 
-        return errors([{**row, "bound": row["floor"]} for row in self.curves])
+        return errors(list(self.curves))
 
     def __str__(self) -> str:
         width = max(len(r.name) for r in self.rows)
@@ -174,7 +177,7 @@ def certify(
     kind = str(dtype).removeprefix("torch.")
     return Certificate(
         subject.spec.name,
-        "foreign" if subject.op is None else subject.op.backend_for(where.split(":")[0], dtype == torch.float64),
+        _backend(subject.op, where, dtype),
         where,
         kind,
         f"{count} draws",
@@ -185,6 +188,10 @@ def certify(
         worst_case=worst[1],
         failure=failure,
     )
+
+
+def _backend(op: CompiledOp | None, where: str, dtype: torch.dtype) -> str:
+    return "foreign code" if op is None else op.backend_for(where.split(":")[0], dtype == torch.float64)
 
 
 def proved(op: CompiledOp | None) -> tuple[str, ...]:
@@ -251,7 +258,9 @@ def _curves(subject: Subject, dtype: torch.dtype) -> tuple[dict[str, Any], ...]:
                 floor = {n: relative(x, want[n], scale) for n, x in step_loop(case, dtype).items()}
             else:
                 floor = chunk_floor(case, want)
-            errors = {n: relative(x, want[n], scale if n.startswith("d ") else 0.0) for n, x in results.items()}
+            errors = {
+                n: relative(x, want[n], scale if n.startswith("d ") else 0.0) for n, x in results.items()
+            }
             found.append(
                 {
                     "T": T,

@@ -62,7 +62,8 @@ def chunk_floor(case: Case, want: dict[str, Tensor]) -> dict[str, float]:
 
 def step_loop(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
     """Results and gradients of the step loop in a type."""
-    leaves = {n: x.to(dtype).requires_grad_() for n, x in {**case.tensors, **case.states}.items()}
+    given = {**case.tensors, **case.states}
+    leaves = {n: x.detach().to(dtype, copy=True).requires_grad_() for n, x in given.items()}
     labels = state_labels(case.spec, "initial_state")
     offsets = case.shape.offsets
     o, last = reference(

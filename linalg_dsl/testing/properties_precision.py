@@ -71,9 +71,7 @@ def precision(subject: Subject, *, seed: int = 0, examples: int = 12, budget_s: 
         raise NotApplicable(f"{subject.name} computes in float64 only")
     for i, kind in enumerate(kinds):
         share = examples // len(kinds) + 1
-        drawn = cases(
-            subject, seed=seed + 47 + i, examples=share, budget_s=budget_s / len(kinds), dtype=kind
-        )
+        drawn = cases(subject, seed=seed + 47 + i, examples=share, budget_s=budget_s / len(kinds), dtype=kind)
         for case in drawn:
             oracle = exact(case, gradients=True)
             want = oracle.want
@@ -94,5 +92,7 @@ def precision(subject: Subject, *, seed: int = 0, examples: int = 12, budget_s: 
                 if not errors[name] <= allowed:
                     at = tuple(0 for _ in want[name].shape)
                     excess = Excess(name, at, errors[name], 0.0, allowed, errors[name] / allowed)
-                    cause = f"digits are lost: got is the relative L2 error of {name}, beyond what its type costs"
+                    cause = (
+                        f"digits are lost: got is the relative L2 error of {name}, beyond what its type costs"
+                    )
                     raise fail(subject, "precision", case, excess, cause, results)
