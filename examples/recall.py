@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from linalg_dsl.errors import ArgumentError
-from linalg_dsl.plots import save
+from linalg_dsl.plots import save, spread
 from linalg_dsl.study.models import HYBRIDS, PATTERNS, Size, build
 from linalg_dsl.study.record import Record
 from linalg_dsl.study.tasks import Recall
@@ -93,8 +93,8 @@ def _report(record: Record, names: list[str], out: Path) -> None:
         cells = []
         for count in counts:
             values = [r["accuracy"] for r in record.where(model=name, pairs=count)]
-            spread = f" ({min(values):.2f}-{max(values):.2f})" if len(values) > 1 else ""
-            cells.append(f"{sum(values) / len(values):.2f}{spread}")
+            between = f" ({min(values):.2f}-{max(values):.2f})" if len(values) > 1 else ""
+            cells.append(f"{sum(values) / len(values):.2f}{between}")
         print(f"{name:20s}" + "".join(f"{c:>18s}" for c in cells))
     series = {n: [(r["pairs"], r["accuracy"]) for r in record.where(model=n)] for n in names}
     title = f"recall, every key told {told} time{'s' * (told > 1)}"

@@ -91,22 +91,23 @@ def explain(
       linalg-dsl explain kda --html kda.html
       linalg-dsl explain kda --latex
     """
-    import linalg_dsl
+    from linalg_dsl.driver import make_plan
 
-    op = linalg_dsl.compile(load_spec(spec))
+    loaded = load_spec(spec)
+    plan = make_plan(loaded)
     if latex:
-        text = op.plan.to_latex()
-        Output(json).text(text, {"name": op.spec.name, "latex": text})
+        text = plan.to_latex()
+        Output(json).text(text, {"name": loaded.name, "latex": text})
         return
     if html is not None:
         sizes = {n: x for n, x in zip("BTHKV", (B, T, H, K, V), strict=True) if x is not None}
         try:
-            written = op.plan.to_html(html, **sizes, dtype=dtype, target=target)
+            written = plan.to_html(html, **sizes, dtype=dtype, target=target)
         except OSError as error:
             raise ArgumentError(f"cannot write {html}: {error}") from None
-        Output(json).text(f"wrote {written}", {"name": op.spec.name, "path": str(written)})
+        Output(json).text(f"wrote {written}", {"name": loaded.name, "path": str(written)})
         return
-    found = op.plan.explain(B=B, T=T, H=H, K=K, V=V, dtype=dtype, target=target)
+    found = plan.explain(B=B, T=T, H=H, K=K, V=V, dtype=dtype, target=target)
     text = str(found)
     Output(json).text(text, {**found.to_dict(), "explanation": text})
 
@@ -239,7 +240,11 @@ def bench(
         str | None, typer.Option(help="of q, k, v; by default bfloat16 on a GPU, float32 on the CPU")
     ] = None,
     passes: Annotated[
-        list[str] | None, typer.Option("--pass", help="forward or training (with gradients); by default both")
+        list[str] | None,
+        typer.Option(
+            "--pass",
+            help="forward, training (with gradients) or decode (one token); by default the first two",
+        ),
     ] = None,
     B: MaybeB = None,
     T: Annotated[

@@ -41,12 +41,12 @@ def run_bench(
     output: Output,
 ) -> None:
     """Prints a row for every operator, length and pass; writes plots to a folder and a page to a file."""
-    from linalg_dsl.ops.bench import PASSES, Shape, device_rates, measure_op, measure_peers
+    from linalg_dsl.ops.bench import PASSES, USUAL, Shape, device_rates, measure_op, measure_peers
 
     device, dtype = request.torch_device(), request.torch_dtype()
     default: dict[str, Any] = LARGE if device.type == "cuda" else SMALL
     sizes = {n: default[n] if getattr(wanted, n) is None else getattr(wanted, n) for n in "BHKV"}
-    passes = tuple(wanted.passes) or PASSES
+    passes = tuple(wanted.passes) or USUAL
     if unknown := [p for p in passes if p not in PASSES]:
         raise ArgumentError(f"a pass is one of {', '.join(PASSES)}, got {unknown[0]!r}")
     ops = [linalg_dsl.compile(spec, backend=request.backend) for spec in specs]
@@ -89,7 +89,9 @@ def _draw(data: dict[str, Any], plots: Path | None, html: Path | None, output: O
 
     rows = data["rows"]
     figures = {
-        f"time_{one}": drawing.time_over_length(rows, one) for one in dict.fromkeys(r["passes"] for r in rows)
+        f"time_{one}": drawing.time_over_length(rows, one)
+        for one in dict.fromkeys(r["passes"] for r in rows)
+        if one != "decode"  # which has no length
     }
     figures["roofline"] = drawing.roofline(rows, data["flops_per_second"], data["bytes_per_second"])
     if any(r["peak"] is not None for r in rows):

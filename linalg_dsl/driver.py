@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from linalg_dsl.language.builder import PythonRecurrence
     from linalg_dsl.ops.artefacts import Artefacts, Passes
     from linalg_dsl.ops.op import CompiledOp
+    from linalg_dsl.ops.plan_view import Plan
     from linalg_dsl.planner.decode_form import DecodeForm
+    from linalg_dsl.planner.stages import Stages
     from linalg_dsl.planner.step_form import StepForm
 
 
@@ -206,14 +209,38 @@ def assemble(spec: RecurrenceSpec, options: CompileOptions, passes: Passes | Non
     """Splits a spec into stages and gives the op that runs them; ``passes`` in place of this module's."""
     from linalg_dsl.ops.artefacts import Passes
     from linalg_dsl.ops.op import CompiledOp
+
+    return CompiledOp(spec, options, passes or Passes(derive, emit, decode), into_stages(spec, options))
+
+
+def into_stages(spec: RecurrenceSpec, options: CompileOptions) -> Stages:
+    """The recurrences of one stage that a spec is run as."""
     from linalg_dsl.planner.micro_tokens import choose_substeps
     from linalg_dsl.planner.split import split
     from linalg_dsl.planner.stages import Stage
 
     stages = split(spec)
     steps = [choose_substeps(s, options.substeps) if isinstance(s, Stage) else s for s in stages.steps]
-    passes = passes or Passes(derive, emit, decode)
-    return CompiledOp(spec, options, passes, replace(stages, steps=tuple(steps)))
+    return replace(stages, steps=tuple(steps))
+
+
+def make_plan(spec: RecurrenceSpec, options: CompileOptions | None = None) -> Plan:
+    """What ``compile(spec).plan`` is, without an op: torch is not imported."""
+    from linalg_dsl.ops.artefacts import stage_options
+    from linalg_dsl.ops.plan_view import Plan, StagePlan
+
+    options = options or CompileOptions()
+    stages = into_stages(spec, options)
+    plans = []
+    for stage in stages.stages:
+        own = stage_options(options, stages, stage)
+        found = derive(stage.spec, own, {})
+        plans.append(StagePlan(found, options.chunk_size, partial(_traced, found, own)))
+    return Plan(stages, tuple(plans))
+
+
+def _traced(artefacts: Artefacts, options: CompileOptions, backend: str, trace: Trace) -> str:
+    return emit(artefacts, backend, options, trace)
 
 
 def _refuse(**asked: Any) -> None:

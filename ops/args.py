@@ -18,6 +18,8 @@ from linalg_dsl.ops.carried import FLOATING, carried_dims, check_states, given_s
 from linalg_dsl.ops.layout import turn_all
 
 WIDEST = 512
+PROGRAMS = 2**31 - 1
+LEAST = 16  # of chunks and of blocks of an axis
 RESERVED = frozenset(
     {
         "initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu", "max_seqlen", "slots",
@@ -129,6 +131,19 @@ def axis_sizes(spec: RecurrenceSpec, tensors: Sequence[Tensor]) -> dict[str, int
             if isinstance(dim, str):
                 sizes[dim] = size
     return sizes
+
+
+def check_programs(spec: RecurrenceSpec, tensors: Sequence[Tensor], cu_seqlens: Tensor | None) -> None:
+    """A launch has at most 2^31 - 1 programs: one per chunk and head, or per sequence, head and block."""
+    sizes = call_sizes(spec, tensors, cu_seqlens, {})
+    blocks = -(-max(sizes.get("K", 1), sizes.get("V", 1)) // LEAST)
+    chunks = sizes["B"] * -(-sizes["T"] // LEAST) if cu_seqlens is None else sizes["T"] // LEAST + sizes["N"]
+    most = sizes["H"] * max(sizes["N"] * blocks, chunks)
+    if most > PROGRAMS:
+        raise ArgumentError(
+            f"{spec.name}: {sizes['N']} sequences of {sizes['H']} heads and {sizes['T']} tokens may take "
+            f"{most} programs, a launch has at most {PROGRAMS}; split the batch"
+        )
 
 
 def check_widths(spec: RecurrenceSpec, tensors: Sequence[Tensor]) -> None:

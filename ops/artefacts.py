@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from linalg_dsl.algebra.expr import Dim, Number
 from linalg_dsl.codegen.options import CompileOptions
@@ -12,6 +12,7 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.decode_form import DecodeForm
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.stages import Shift, Stage, Stages
 from linalg_dsl.planner.step_form import StepForm
 
 
@@ -59,3 +60,12 @@ class Passes:
     derive: Callable[[RecurrenceSpec, CompileOptions, Mapping[str, float]], Artefacts]
     emit: Callable[..., str]
     decode: Callable[[RecurrenceSpec, Mapping[str, float], str, CompileOptions], tuple[DecodeForm, str]]
+
+
+def stage_options(options: CompileOptions, stages: Stages, stage: Stage) -> CompileOptions:
+    """Those of the op; what is handed from stage to stage is in full precision."""
+    declared = {i.name for i in stages.spec.inputs}
+    pairs = zip(stage.spec.inputs, stage.arguments, strict=True)
+    made = {s.name: s.of for s in stages.steps if isinstance(s, Shift)}
+    handed = tuple(d.name for d, a in pairs if made.get(a, a) not in declared)
+    return replace(options, wide=stage.result != stages.output, handed=handed)

@@ -18,8 +18,10 @@ from linalg_dsl.planner.work import Work, attention_work, total
 if TYPE_CHECKING:
     from linalg_dsl.ops.op import CompiledOp
 
-PASSES = ("forward", "training")
-"""A forward without gradients; a forward and the gradients of all inputs, from a gradient of the output."""
+PASSES = ("forward", "training", "decode")
+"""A forward without gradients; a forward and the gradients of all inputs, from a gradient of the output; one
+token of every sequence by ``op.step`` (whatever T is)."""
+USUAL = ("forward", "training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +142,18 @@ def measure_op(
     """A row for every pass."""
     tensors = inputs_of(op.spec, shape, dtype, device)
     backend = op.backend_for(device.type, dtype == torch.float64)
-    work = work_of_op(op, shape, dtype)
+    place = _Place(op.spec.name, shape, dtype, device, backend, rates, budget)
     launches = op.plan.launches() if backend == "triton" else None
 
     def call(*given: Tensor) -> Tensor:
         out: Tensor = op(*given)
         return out
 
-    place = (op.spec.name, shape, dtype, device, backend)
-    yield from _rows(call, tuple(tensors.values()), place, passes, work, launches, rates, budget)
+    if "decode" in _known(passes):
+        yield place.row(
+            "decode", _decode(op, tensors, shape, device), *_decode_floors(op, shape, dtype), None
+        )
+    yield from _rows(call, tuple(tensors.values()), place, passes, work_of_op(op, shape, dtype), launches)
 
 
 def measure_peers(
@@ -164,57 +169,97 @@ def measure_peers(
     q, k = (torch.randn(shape.B, shape.T, shape.H, shape.K, device=device).to(dtype) for _ in range(2))
     v = torch.randn(shape.B, shape.T, shape.H, shape.V, device=device).to(dtype)
     work = attention_work(shape.T, shape.K, shape.V, dtype.itemsize)
-    place = ("attention (SDPA)", shape, dtype, device, "torch")
-    yield from _rows(attention_call, (q, k, v), place, passes, work, None, rates, budget)
+    place = _Place("attention (SDPA)", shape, dtype, device, "torch", rates, budget)
+    yield from _rows(attention_call, (q, k, v), place, passes, work, None)
     for name, spec in specs.items() if device.type == "cuda" else ():
         tensors = inputs_of(spec, shape, dtype, device)
         run = peer_call(name)
         if run is not None:
-            place = (f"{name} (fla)", shape, dtype, device, "fla")
-            given = tuple(tensors.values())
-            yield from _rows(run, given, place, passes, Work(), None, rates, budget)
+            place = _Place(f"{name} (fla)", shape, dtype, device, "fla", rates, budget)
+            yield from _rows(run, tuple(tensors.values()), place, passes, Work(), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What the rows of one operator have in common."""
+
+    operator: str
+    shape: Shape
+    dtype: torch.dtype
+    device: torch.device
+    backend: str
+    rates: Rates
+    budget: float
+
+    def row(
+        self, passes: str, run: Callable[[], object], flops: float, moved: float, launches: int | None
+    ) -> Row:
+        times = time_call(run, self.device, self.budget)
+        seconds = times.median / 1000
+        return Row(
+            operator=self.operator,
+            passes=passes,
+            **asdict(self.shape),
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+            backend=self.backend,
+            ms=times.median,
+            low=times.low,
+            high=times.high,
+            peak=_peak(run, self.device),
+            launches=launches,
+            flops=flops,
+            moved=moved,
+            flop_share=flops / self.rates.flops / seconds,
+            byte_share=moved / self.rates.bandwidth / seconds,
+        )
+
+
+def _known(passes: Sequence[str]) -> Sequence[str]:
+    if unknown := [p for p in passes if p not in PASSES]:
+        raise ArgumentError(f"a pass is one of {', '.join(PASSES)}, got {unknown[0]!r}")
+    return passes
 
 
 def _rows(
     call: Callable[..., Tensor],
     tensors: tuple[Tensor, ...],
-    place: tuple[str, Shape, torch.dtype, torch.device, str],
+    place: _Place,
     passes: Sequence[str],
     work: Work,
     launches: tuple[int, int] | None,
-    rates: Rates,
-    budget: float,
 ) -> Iterator[Row]:
-    name, shape, dtype, device, backend = place
-    lanes = shape.B * shape.T * shape.H
-    for one in passes:
-        if one not in PASSES:
-            raise ArgumentError(f"a pass is one of {', '.join(PASSES)}, got {one!r}")
-        run = _training(call, tensors) if one == "training" else _forward(call, tensors)
-        flops, moved, count = lanes * work.forward_flops, lanes * work.forward_bytes, 0
-        if one == "training":
-            flops, moved = flops + lanes * work.backward_flops, moved + lanes * work.backward_bytes
-        if launches is not None:
-            count = sum(launches) if one == "training" else launches[0]
-        times = time_call(run, device, budget)
-        seconds = times.median / 1000
-        yield Row(
-            operator=name,
-            passes=one,
-            **asdict(shape),
-            dtype=str(dtype).removeprefix("torch."),
-            device=str(device),
-            backend=backend,
-            ms=times.median,
-            low=times.low,
-            high=times.high,
-            peak=_peak(run, device),
-            launches=count or None,
-            flops=flops,
-            moved=moved,
-            flop_share=flops / rates.flops / seconds,
-            byte_share=moved / rates.bandwidth / seconds,
-        )
+    lanes = place.shape.B * place.shape.T * place.shape.H
+    ahead, behind = launches or (0, 0)
+    for one in _known(passes):
+        if one == "forward":
+            flops, moved = lanes * work.forward_flops, lanes * work.forward_bytes
+            yield place.row(one, _forward(call, tensors), flops, moved, ahead or None)
+        elif one == "training":
+            flops = lanes * work.training_flops
+            moved = lanes * (work.forward_bytes + work.backward_bytes)
+            yield place.row(one, _training(call, tensors), flops, moved, ahead + behind or None)
+
+
+def _decode(
+    op: CompiledOp, tensors: Mapping[str, Tensor], shape: Shape, device: torch.device
+) -> Callable[[], object]:
+    """One token of every sequence, the states in place."""
+    one = {d.name: tensors[d.name][:, :1] if d.timed else tensors[d.name] for d in op.spec.inputs}
+    state = op.new_state(shape.B, shape.H, shape.K, shape.V, device=device)
+
+    def run() -> object:
+        return op.step(**one, state=state)
+
+    return run
+
+
+def _decode_floors(op: CompiledOp, shape: Shape, dtype: torch.dtype) -> tuple[float, float]:
+    """FLOPs and bytes of one token of every sequence: chunks of one, and the states read and written."""
+    size = dtype.itemsize
+    work = total(plan.work(k, v, size, chunk=1) for plan, k, v in op.plan.sized_stages(shape.K, shape.V))
+    lanes = shape.B * shape.H
+    return lanes * work.forward_flops, lanes * (work.forward_bytes + 2 * work.state)
 
 
 def _forward(call: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callable[[], object]:

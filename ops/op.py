@@ -30,13 +30,13 @@ from linalg_dsl.ops.args import (
     check_offsets_data,
     const_numbers,
 )
-from linalg_dsl.ops.artefacts import Artefacts, Module, Passes
+from linalg_dsl.ops.artefacts import Artefacts, Module, Passes, stage_options
 from linalg_dsl.ops.carried import all_started, carried_dims
 from linalg_dsl.ops.decode import Decoder
 from linalg_dsl.ops.layout import turn_all
 from linalg_dsl.ops.library import Operator
 from linalg_dsl.ops.plan_view import Plan, StagePlan
-from linalg_dsl.ops.pool import call_with_pool
+from linalg_dsl.ops.pool import call_with_pool, new_state
 from linalg_dsl.ops.positions import call_at_positions
 from linalg_dsl.ops.promises import check_promises
 from linalg_dsl.ops.quick import QuickCall, quick_is_safe
@@ -45,7 +45,7 @@ from linalg_dsl.ops.sharded import is_sharded, run_sharded
 from linalg_dsl.ops.stage_op import Consts, Rounding, StageOp, States, constant
 from linalg_dsl.ops.states import state_tuple
 from linalg_dsl.ops.transforms import refuse_transforms
-from linalg_dsl.planner.stages import Shift, Stage, Stages, single
+from linalg_dsl.planner.stages import Stages, single
 
 if TYPE_CHECKING:
     from linalg_dsl.ops.check import CheckReport
@@ -84,7 +84,7 @@ class CompiledOp:
         self.state_type = state_tuple(spec)
         self._passes = passes
         self.stage_ops = tuple(
-            StageOp(stage.spec, _stage_options(options, self.stages, stage), passes)
+            StageOp(stage.spec, stage_options(options, self.stages, stage), passes)
             for stage in self.stages.stages
         )
         self.decoder = Decoder(spec, options, passes)
@@ -196,6 +196,24 @@ class CompiledOp:
         """
         return self.decoder.step(self.backend_for, args, kwargs, state, slots, accepted)
 
+    def new_state(
+        self,
+        count: int,
+        heads: int,
+        K: int | None = None,
+        V: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        **consts: float,
+    ) -> Any:
+        """What is carried, before the first token: of ``count`` sequences, or a pool of so many rows.
+
+        [count, heads, ...] in ``dtype``, a named tuple where several tensors are carried. A row of a pool is
+        begun anew with ``pool[slot] = op.new_state(1, ...)[0]``.
+        """
+        sizes = {name: size for name, size in (("K", K), ("V", V)) if size is not None}
+        return new_state(self, count, heads, sizes, dtype, device, consts)
+
     def reference(
         self,
         *args: Tensor,
@@ -234,8 +252,12 @@ class CompiledOp:
     @property
     def plan(self) -> Plan:
         """The derivation and the chunk plans, printable; ``plan.explain(B=, T=, H=, K=, V=)``."""
-        size = self.options.chunk_size
-        plans = [StagePlan(stage.artefacts(), size, stage.traced_text) for stage in self.stage_ops]
+        chosen = self.options
+        asked = (chosen.schedule, chosen.super_chunk, chosen.invariant)
+        plans = [
+            StagePlan(stage.artefacts(), chosen.chunk_size, stage.traced_text, *asked)
+            for stage in self.stage_ops
+        ]
         return Plan(self.stages, tuple(plans))
 
     def artefacts(self, consts: Consts = ()) -> Artefacts:
@@ -422,15 +444,6 @@ class CompiledOp:
     def __repr__(self) -> str:
         inputs = ", ".join(d.name for d in self.spec.inputs)
         return f"<linalg_dsl op {self.spec.name}({inputs}), backend {self.options.backend}>"
-
-
-def _stage_options(options: CompileOptions, stages: Stages, stage: Stage) -> CompileOptions:
-    """Those of the op; what is handed from stage to stage is in full precision."""
-    declared = {i.name for i in stages.spec.inputs}
-    pairs = zip(stage.spec.inputs, stage.arguments, strict=True)
-    made = {s.name: s.of for s in stages.steps if isinstance(s, Shift)}
-    handed = tuple(d.name for d, a in pairs if made.get(a, a) not in declared)
-    return replace(options, wide=stage.result != stages.output, handed=handed)
 
 
 def _check_hints(name: str, cu_seqlens: Any, cu_seqlens_cpu: Any, max_seqlen: Any) -> None:

@@ -33,6 +33,9 @@ class StagePlan:
     chunk_size: int | None = None
     emit: Callable[[str, Trace], str] | None = field(default=None, compare=False, repr=False)
     """Gives the module of a backend, and fills a trace of it."""
+    schedule: str | None = None
+    super_chunk: int | None = None
+    invariant: bool = False
 
     @property
     def canonical(self) -> CanonicalRecurrence:
@@ -83,8 +86,10 @@ class StagePlan:
         schedule: Sequence[str] = [line.removeprefix("  ") for line in str(kernels).splitlines()[1:]]
         if B is not None and T is not None and H is not None:
             schedule = schedule_lines(
-                kernels, B=B, T=T, H=H, K=key, V=value, dtype=dtype, target=target, chunk_size=self.chunk_size
-            )
+                kernels, B=B, T=T, H=H, K=key, V=value, dtype=dtype, target=target,
+                chunk_size=self.chunk_size, invariant=self.invariant, schedule=self.schedule,
+                super_chunk=self.super_chunk,
+            )  # fmt: skip
         return explain(
             self.canonical,
             self.forward,
@@ -98,13 +103,15 @@ class StagePlan:
             schedule=schedule,
         )
 
-    def work(self, K: int, V: int, element_bytes: int = 2) -> Work:
-        """FLOPs and bytes per token and head, in the chunks that run where nothing else is asked for."""
+    def work(self, K: int, V: int, element_bytes: int = 2, chunk: int | None = None) -> Work:
+        """FLOPs and bytes per token and head; by default in the chunks that run."""
         from linalg_dsl.codegen.schedule.describe import chosen_chunk
         from linalg_dsl.planner.work import work_of
 
-        form, chunk = self.artefacts.form, self.chunk_size or 1
-        if self.chunk_size is None and not isinstance(form, StepForm):
+        form, chunk = self.artefacts.form, chunk or self.chunk_size
+        if isinstance(form, StepForm):
+            chunk = 1
+        elif chunk is None:
             chunk = chosen_chunk(self.kernels, K=K, V=V, dtype="bfloat16")
         return work_of(form, self.forward, self.backward, chunk, K, V, element_bytes)
 

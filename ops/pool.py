@@ -10,7 +10,8 @@ from torch import Tensor
 
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops.carried import given_states, starts
+from linalg_dsl.ops.args import const_numbers
+from linalg_dsl.ops.carried import carried_dims, given_states, start_states, starts
 
 if TYPE_CHECKING:
     from linalg_dsl.ops.op import CompiledOp
@@ -53,6 +54,27 @@ def call_with_pool(
     o, last, *rest = results
     write_rows(found, slots, [last] if isinstance(last, Tensor) else list(last))
     return (o, pool, *rest)
+
+
+def new_state(
+    op: CompiledOp,
+    count: int,
+    heads: int,
+    sizes: Mapping[str, int],
+    dtype: torch.dtype,
+    device: torch.device | str | None,
+    consts: Mapping[str, float],
+) -> Any:
+    """Everything that is carried, before the first token, for ``count`` sequences or rows of a pool."""
+    spec = op.spec
+    dims = {d for axes in carried_dims(spec) for d in axes if d in ("K", "V")}
+    if missing := sorted(str(d) for d in dims if d not in sizes):
+        raise ArgumentError(f"{spec.name}: new_state needs the size of {', '.join(missing)}")
+    values = {**sizes, **const_numbers(spec, sizes, consts), "N": count, "H": heads}
+    like = torch.empty(0, device=device)
+    known = {name: int(value) for name, value in values.items()}
+    states = [x.to(dtype) for x in start_states(spec, known, like, op.options.state_layout)]
+    return states[0] if len(states) == 1 else op.state_type(*states)
 
 
 def check_slots(spec: RecurrenceSpec, slots: Any) -> None:

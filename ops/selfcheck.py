@@ -47,13 +47,15 @@ _LOCK = threading.Lock()
 class Launch:
     """What of a call decides which kernels run: ``ratios``, how many heads share one of each tensor;
 
-    ``lanes``, sequences times heads, of which blocks sizes depend; ``every_state``, whether the backward
-    keeps the state before every chunk.
+    ``lanes``, sequences (or their super-chunks) times heads, of which blocks sizes depend; ``every_state``,
+    whether the backward keeps the state before every chunk; ``two_level``, whether walks go over
+    super-chunks.
     """
 
     ratios: tuple[int, ...]
     lanes: int
     every_state: bool = True
+    two_level: bool = False
 
     @property
     def heads(self) -> int:
@@ -118,18 +120,19 @@ class SelfCheck:
     def _launch(self, module: ModuleType, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> Launch:
         counts = [x.shape[2 if d.timed else 0] for x, d in zip(tensors, self.spec.inputs, strict=True)]
         heads = max(counts)
-        batch, length = next(x for x, d in zip(tensors, self.spec.inputs, strict=True) if d.timed).shape[:2]
-        sequences = batch if offsets is None else offsets.shape[0] - 1
-        every = True
+        timed = next(x for x, d in zip(tensors, self.spec.inputs, strict=True) if d.timed)
+        sequences = timed.shape[0] if offsets is None else offsets.shape[0] - 1
+        every, two = True, False
         if hasattr(module, "keep_every_state"):
             sizes = axis_sizes(self.spec, tensors)
-            chunk = module.Call(tensors, offsets).chunk
-            chunks = batch * -(-length // chunk) if offsets is None else length // chunk + sequences
-            every = module.keep_every_state(chunks, heads, sizes.get("K", 1), sizes.get("V", 1))
+            call = module.Call(tensors, offsets)
+            sequences, two = call.pieces, getattr(call, "super_chunk", 0) > 0
+            every = module.keep_every_state(call.chunks, heads, sizes.get("K", 1), sizes.get("V", 1))
         return Launch(
             tuple(heads // n for n in counts),
             lanes_class(sequences * heads, units_of(module, tensors)),
             every,
+            two,
         )
 
 
@@ -217,6 +220,9 @@ def pinned(module: ModuleType, launch: Launch) -> ModuleType:
             setattr(copy, name, _for_lanes(table, launch.lanes))
     if hasattr(copy, "keep_every_state"):
         copy.keep_every_state = lambda *sizes: launch.every_state  # type: ignore[attr-defined]
+    if hasattr(getattr(copy, "Call", None), "choose_super_chunk"):
+        length = 1 if launch.two_level else 0
+        copy.Call.choose_super_chunk = lambda call: length
     return copy
 
 

@@ -14,7 +14,7 @@ from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops.args import call_sizes, check_widths
+from linalg_dsl.ops.args import call_sizes, check_programs, check_widths
 from linalg_dsl.ops.artefacts import Artefacts, Passes
 from linalg_dsl.ops.carried import all_started, started
 from linalg_dsl.ops.library import Operator, register, registered
@@ -93,6 +93,8 @@ class StageOp:
         own = self._own(consts)
         if backend == "triton":
             check_widths(self.spec, tensors)
+            if not torch.compiler.is_compiling():  # sizes are numbers
+                check_programs(self.spec, tensors, cu_seqlens)
         name = self._prepare(backend, *(word for pair in own for word in pair))
         given = dict(own)
         numbers = self.numbers(own)

@@ -14,6 +14,14 @@ def spread(x, heads, axis):
     return x if have == heads else x.repeat_interleave(heads // have, dim=axis)
 
 
+def stage_heads(heads, counts, states, want):
+    """How many heads a stage runs with: all if it takes or gives states, else as few as its inputs allow."""
+    own = max(counts)
+    if want or any(x is not None for x in states) or any(own % n for n in counts):
+        return heads
+    return own
+
+
 def wide(x, heads, axis):
     """A value in full precision, spread over the heads."""
     x = spread(x, heads, axis)

@@ -68,6 +68,8 @@ o_t = S_tᵀ q_t
 sequential one."""
 CLASSES = ("simple_gla", "gla", "gated_delta_rule", "delta_product", *OWN)
 """Scalar gate, diagonal gate, low rank, substeps, and those above."""
+KERNELS = ("simple_gla", *OWN)
+"""Of these the ones that stand for the others where kernels are interpreted, which is slow."""
 
 
 @cache

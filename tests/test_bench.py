@@ -17,7 +17,7 @@ from linalg_dsl import plots
 from linalg_dsl.cli import app
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops.bench import (
-    PASSES,
+    USUAL,
     Rates,
     Row,
     Shape,
@@ -35,12 +35,12 @@ SHAPE = Shape(1, 24, 2, 8, 16)
 
 def rows(name: str = "gated_delta_rule") -> list[Row]:
     op = linalg_dsl.compile(getattr(linalg_dsl.ops, name).spec)
-    return list(measure_op(op, SHAPE, torch.float32, CPU, PASSES, Rates(1e9, 1e9), budget=0.02))
+    return list(measure_op(op, SHAPE, torch.float32, CPU, USUAL, Rates(1e9, 1e9), budget=0.02))
 
 
 def test_a_row_for_every_pass_with_shares_of_its_time() -> None:
     forward, training = rows()
-    assert [forward.passes, training.passes] == list(PASSES)
+    assert [forward.passes, training.passes] == list(USUAL)
     op = linalg_dsl.compile(linalg_dsl.ops.gated_delta_rule.spec)
     work = work_of_op(op, SHAPE, torch.float32)
     lanes = SHAPE.B * SHAPE.T * SHAPE.H
@@ -62,6 +62,15 @@ def test_stages_are_counted_together_and_launches_by_the_plan() -> None:
     forward, backward = op.plan.launches()
     assert forward == sum(len(p.kernels.forward) for p in op.plan.stages)
     assert backward == sum(len(p.kernels.backward) for p in op.plan.stages)
+
+
+def test_decoding_moves_the_states_and_one_token() -> None:
+    op = linalg_dsl.compile(linalg_dsl.ops.gated_delta_rule.spec)
+    (row,) = measure_op(op, SHAPE, torch.float32, CPU, ("decode",), Rates(1e9, 1e9), budget=0.02)
+    lanes, K, V = SHAPE.B * SHAPE.H, SHAPE.K, SHAPE.V
+    assert row.moved == lanes * (2 * 4 * K * V + 4 * (2 * K + 2 * V + 2))
+    assert row.flops >= lanes * 3 * 2 * K * V  # erase, write and read
+    assert row.passes == "decode"
 
 
 def test_gates_are_float32_and_the_rest_as_asked() -> None:
@@ -107,7 +116,7 @@ def test_the_command_prints_json_of_every_length_and_pass() -> None:
     assert status == 0
     data = json.loads(printed)
     assert [(r["operator"], r["T"], r["passes"]) for r in data["rows"]] == [
-        (name, t, p) for t in (8, 16) for name in ("gla", "attention (SDPA)") for p in PASSES
+        (name, t, p) for t in (8, 16) for name in ("gla", "attention (SDPA)") for p in USUAL
     ]
     assert data["flops_per_second"] > 0
 

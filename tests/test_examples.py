@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import linalg_dsl as ld
 
@@ -120,8 +121,15 @@ def test_the_readme_example_runs_and_prints_what_it_shows(
         assert f"  {re.split(r'  +', line.strip())[0]} " in printed
 
 
+def test_the_layers_of_the_readme_are_made() -> None:
+    names: dict[str, Any] = {"ld": ld, "torch": torch}
+    exec(python_blocks()[2], names)
+    assert names["y"].shape == (2, 100, 256)
+    assert len(names["model"].layers) == 8
+
+
 def test_both_fronts_of_the_readme_say_the_same() -> None:
-    text, python = python_blocks()
+    text, python, _ = python_blocks()
     written = re.search(r'"""\n(.*?)"""', text, re.DOTALL)
     assert written is not None
     names: dict[str, Any] = {"ld": ld}

@@ -99,6 +99,8 @@ class _Emitter:
         if not isinstance(self.stages.steps[-1], Stage) or self.stages.steps[-1].result != self.stages.output:
             like = list(self.values.values())[output_like(spec)]
             output = f"{output}.to({like}.dtype)"
+        if len(self.stages.stages) > 1:
+            output = f"spread({output}, heads, 2)"
         finals = [self.finals[n] for n in spec.carried]
         before: tuple[str, ...] = ()
         if self.stages.reverse:
@@ -106,7 +108,7 @@ class _Emitter:
             output = f"{output}.flip(1)"
             finals = [f"turned({x}, cu_seqlens)" for x in finals]
         functions = (line for f in self.token_functions for line in f.lines)
-        text = "\n".join([*before, *lines, *finals, *functions])
+        text = "\n".join([*before, *lines, output, *finals, *functions])
         heads = [f"{self.values[i.name]}.shape[{2 if i.timed else 0}]" for i in spec.inputs]
         count = len(self.stages.stages)
         return render(
@@ -166,16 +168,22 @@ class _Emitter:
         number = self.stages.stages.index(step)
         given = [self.values[a] for a in step.arguments]
         first = next(i for i, a in enumerate(step.arguments) if a in self.timed)
-        if not {i.name for i in self.spec.inputs} <= {*step.arguments}:  # else the largest count is there
-            given[first] = f"spread({given[first]}, heads, 2)"
         initials = tuple_text(self.initials[n] for n in step.states)
+        want = "want" if step.keeps else "False"
+        if not {i.name for i in self.spec.inputs} <= {*step.arguments}:  # else the largest count is there
+            counts = tuple_text(
+                f"{self.values[a]}.shape[{2 if a in self.timed else 0}]"
+                for a in dict.fromkeys(step.arguments)
+            )
+            own = f"stage_heads(heads, {counts}, {initials}, {want})"
+            given[first] = f"spread({given[first]}, {own}, 2)"
         name = self._made(step.result, True, sum(d != 1 for d in step.spec.outputs[0].value.shape))
         lasts = "_"
         if step.keeps:
             names = [self.names.unique(f"{n}_last") for n in step.states]
             self.finals |= dict(zip(step.states, names, strict=True))
             lasts = tuple_text(names)
-        want, offsets, before, after = "want" if step.keeps else "False", "cu_seqlens", [], []
+        offsets, before, after = "cu_seqlens", [], []
         if step.layouts:
             rows = next(i for i, layout in enumerate(step.layouts) if layout == "rows")
             count = self.names.unique("substeps")

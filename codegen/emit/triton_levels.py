@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from linalg_dsl.codegen.emit.render import functions_of, render
 from linalg_dsl.codegen.emit.signature import tuple_text
+from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.schedule import levels
-from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
-from linalg_dsl.codegen.schedule.two_level import Summary, TwoLevel, first_walk, two_level
+from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.two_level import Summary, TwoLevel, first_walk, products, two_level
 from linalg_dsl.planner.ops import OTHER, Axes
-from linalg_dsl.planner.plan import Node
 
 RESERVED = (
     "super_first", "super_last", "super_ends", "super_matrix", "super_factors", "super_starts", "super_kept",
@@ -74,6 +74,7 @@ class LevelsPrinter:
         launch: Callable[[KernelText, str, str, str], str],
     ) -> None:
         self.two: TwoLevel = two_level(plan)
+        self.base = plan.plan
         self.title = title
         self.state_dims = state_dims
         self.launch = launch
@@ -82,6 +83,15 @@ class LevelsPrinter:
                 self.two.plan, s.kernel, memory, title, state_dims, in_one_tile, s.start
             ).run()
             for s in self.two.summaries
+        }
+
+    @property
+    def trace(self) -> Trace:
+        """What names stand for, in the plan of one level."""
+        made_of, base = dict(self.two.made_of), self.base
+        return {
+            text.name: {name: (base, made_of.get(n, n)) for name, (_, n) in text.values.items()}
+            for text in self.printed.values()
         }
 
     @property
@@ -193,22 +203,6 @@ class LevelsPrinter:
                 own, other, state, by_rows, by_columns, load,
             ),
         )  # fmt: skip
-
-
-def products(nodes: Sequence[Node], kernel: Kernel) -> tuple[int, int, int]:
-    """How many products of sizes [C, own, block], [C, C, block] and [C, C, own] a walk has in a chunk."""
-    state = inner = scores = 0
-    for n in kernel.body:
-        node = nodes[n]
-        if node.op in ("read", "write"):
-            state += 1
-        elif node.op in ("apply", "apply_t"):
-            inner += kernel.split in node.axes
-            scores += kernel.split not in node.axes
-        elif node.op == "score":
-            scores += kernel.split not in nodes[node.args[0]].axes
-            inner += kernel.split in nodes[node.args[0]].axes
-    return state, inner, scores
 
 
 @functools.cache

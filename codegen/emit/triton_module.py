@@ -196,7 +196,7 @@ class _Emitter:
         levels = None
         if self.has_levels:
             levels = LevelsPrinter(plan, memory, self.title, state_dims, self._short(), self._launch_walk)
-            self.values |= {text.name: text.values for text in levels.printed.values()}
+            self.values |= levels.trace
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
         key, value = axis_source(spec, "K"), axis_source(spec, "V")
         saved = [b for b in plan.buffers if b.saved]

@@ -6,9 +6,10 @@ The sizes come from the functions that the launchers use (``table``), with the l
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from linalg_dsl.codegen.schedule.alone import FEW, lone_transform
+from linalg_dsl.codegen.schedule.choice import Place, choose_levels
 from linalg_dsl.codegen.schedule.facts import BOUNDARY
 from linalg_dsl.codegen.schedule.kernel_plan import (
     SEGMENT,
@@ -18,6 +19,8 @@ from linalg_dsl.codegen.schedule.kernel_plan import (
     kept_states,
     tile_kinds,
 )
+from linalg_dsl.codegen.schedule.levels import choose_combine, combine_time
+from linalg_dsl.codegen.schedule.predict import prep_prediction, walk_prediction
 from linalg_dsl.codegen.schedule.table import (
     choose_chunk,
     choose_prep,
@@ -26,6 +29,7 @@ from linalg_dsl.codegen.schedule.table import (
     narrow_operands,
     next_power,
 )
+from linalg_dsl.codegen.schedule.two_level import Summary, TwoLevel, first_walk
 from linalg_dsl.codegen.targets import Target, find_target
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.planner.ops import OPS, Axes
@@ -48,6 +52,8 @@ class CallShape:
     chunk: int
     summed: str = "K"
     """The axis that the first walk sums over (``summed_axis``)."""
+    pieces: int = 0
+    """On two levels the super-chunks of all sequences, else 0."""
 
     @property
     def chunks(self) -> int:
@@ -87,6 +93,8 @@ class KernelSchedule:
     again: int
     written: int
     reasons: tuple[str, ...]
+    prediction: str = ""
+    over: str = "sequences"
 
 
 def schedule_lines(
@@ -101,11 +109,13 @@ def schedule_lines(
     target: str = "sm_90",
     chunk_size: int | None = None,
     invariant: bool = False,
+    schedule: str | None = "walk",
+    super_chunk: int | None = None,
 ) -> tuple[str, ...]:
     """The launches of a dense call of this shape: programs, blocks, warps, stages, bytes, reasons.
 
-    ``chunk_size`` and ``invariant`` as given to ``linalg_dsl.compile``. Raises ``ArgumentError`` for an
-    unknown dtype or target.
+    ``chunk_size``, ``invariant``, ``schedule`` and ``super_chunk`` as given to ``linalg_dsl.compile``. Raises
+    ``ArgumentError`` for an unknown dtype or target.
     """
     place = find_target(target)
     chosen = chosen_chunk(plan, K=K, V=V, dtype=dtype, target=target)
@@ -117,11 +127,23 @@ def schedule_lines(
         f"program; B = {B}, T = {T}, H = {H}, K = {K}, V = {V}, {dtype}",
         f"chunks of {chunk} tokens: {_chunk_reason(plan, shape, place, chunk_size)}",
     ]
+    levels = choose_levels(plan, _place(shape, place), schedule, super_chunk, invariant=invariant)
+    lines.append(levels.line)
+    two = levels.two_level
+    if two is not None:
+        shape = replace(shape, pieces=levels.pieces)
     for phase, kernels in (("forward", plan.forward), ("backward", plan.backward)):
+        first = None if two is None else first_walk(kernels, "forward" if phase == "forward" else "reverse")
+        summaries = () if two is None else two.before(phase)
         if kernels:
-            lines.append(f"{phase}: {len(kernels)} launch{'es' if len(kernels) > 1 else ''}")
+            count = len(kernels) + (len(summaries) + 1 if two else 0)
+            lines.append(f"{phase}: {count} launch{'es' if count > 1 else ''}")
         for kernel in kernels:
+            if two is not None and kernel is first:
+                lines += _level_lines(two, summaries, shape, place, names)
             lines += _kernel_lines(kernel_schedule(plan, kernel, shape, place, invariant=invariant), names)
+    if two is not None:
+        lines.append(f"kept of super-chunks: {_megabytes(_level_bytes(two, shape))}, their states and maps")
     return (*lines, *_memory_lines(plan, shape))
 
 
@@ -148,9 +170,12 @@ def kernel_schedule(
         warps, block = choose_prep(shape.chunk, decay, last, is_crowded(plan.plan), state_count(plan.plan))
         warps *= lone_transform(plan.plan.nodes, kernel)
         reasons = _prep_reasons(plan, kernel, shape, warps, block)
-        return KernelSchedule(kernel, shape.chunks * shape.H, 1, block, warps, 1, read, 0, written, reasons)
+        prediction = prep_prediction(plan.plan.nodes, kernel, _place(shape, target), read + written)
+        return KernelSchedule(
+            kernel, shape.chunks * shape.H, 1, block, warps, 1, read, 0, written, reasons, prediction
+        )
     own, split = (shape.K, shape.V) if kernel.split == "V" else (shape.V, shape.K)
-    lanes = shape.B * shape.H
+    lanes = (shape.pieces or shape.B) * shape.H
     loads = tile_kinds(plan.plan.nodes, kernel)
 
     def choose(lanes: int, shared: int) -> tuple[int, int, int]:
@@ -169,9 +194,49 @@ def kernel_schedule(
         _stage_reason(stages, choose(filled, MANY)[2], lanes * blocks > target.units),
         *_boundary_reasons(kernel, shape),
     )
-    return KernelSchedule(
-        kernel, lanes * blocks, blocks, block, warps, stages, read, whole * (blocks - 1), written, reasons
+    each = -(-shape.chunks // (shape.pieces or shape.B or 1))
+    prediction = walk_prediction(
+        plan.plan.nodes, kernel, _place(shape, target), lanes, each, block, lanes * blocks
     )
+    return KernelSchedule(
+        kernel, lanes * blocks, blocks, block, warps, stages, read, whole * (blocks - 1), written, reasons,
+        prediction, "super-chunks" if shape.pieces else "sequences",
+    )  # fmt: skip
+
+
+def _place(shape: CallShape, target: Target) -> Place:
+    return Place(shape.B, shape.T, shape.H, shape.K, shape.V, shape.chunk, shape.operand_bytes, target)
+
+
+def _level_bytes(two: TwoLevel, shape: CallShape) -> int:
+    sizes = {"K": shape.K, "V": shape.V, 1: 1}
+    maps = sum(sizes[s.rows] * sizes[s.columns] for s in (two.matrix, two.factors) if s is not None)
+    return 4 * shape.pieces * shape.H * (shape.K * shape.V + maps)
+
+
+def _level_lines(
+    two: TwoLevel, summaries: Sequence[Summary], shape: CallShape, target: Target, names: dict[int, str]
+) -> list[str]:
+    """The launches that come before the first walk of a phase, and the scan."""
+    lines: list[str] = []
+    sizes = {"K": shape.K, "V": shape.V, 1: 1}
+    for summary in summaries:
+        own = replace(shape, K=sizes[summary.rows], V=sizes[summary.columns])
+        found = kernel_schedule(two.plan, summary.kernel, own, target)
+        written = 4 * shape.pieces * shape.H * own.K * own.V
+        lines += _kernel_lines(replace(found, written=written, reasons=(summary.purpose,)), names)
+    matrix = two.erased is not None
+    erased, other = (shape.V, shape.K) if two.erased == "V" else (shape.K, shape.V)
+    _, block, warps = choose_combine(erased, other, target.shared, matrix)
+    programs = shape.B * shape.H * -(-(other if matrix else shape.K * shape.V) // block)
+    each = shape.pieces // max(1, shape.B)
+    time = combine_time(each, erased, matrix)
+    return [
+        *lines,
+        f"super_scan: {_plural(programs, 'program')} (sequences × heads × blocks of {block}), "
+        f"{_plural(warps, 'warp')}, about {time:.3g} us by the model",
+        f"  the state before each of {_plural(each, 'super-chunk')} of a sequence, one after the other",
+    ]
 
 
 def value_names(plan: KernelPlan) -> dict[int, str]:
@@ -364,7 +429,7 @@ def _kernel_lines(found: KernelSchedule, names: dict[int, str]) -> list[str]:
         blocks = f" × {found.blocks} blocks of {found.block}" if found.blocks > 1 else ""
         what = (
             f"{kernel.direction} walk, {kernel.split} split, {_plural(found.programs, 'program')} "
-            f"(sequences × heads{blocks})"
+            f"({found.over} × heads{blocks})"
         )
     loop = f", {_plural(found.stages, 'stage')}" if kernel.family == "walk" else ""
     again = f" (and {_megabytes(found.again)} again for its other blocks)" if found.again else ""
@@ -374,6 +439,7 @@ def _kernel_lines(found: KernelSchedule, names: dict[int, str]) -> list[str]:
         f"{kernel.name}: {what}, {_plural(found.warps, 'warp')}{loop}",
         f"  reads {_megabytes(found.read)}{again}: {reads}",
         f"  writes {_megabytes(found.written)}: {writes}",
+        f"  {found.prediction}",
         *(f"  {reason}" for reason in found.reasons),
     ]
 

@@ -121,7 +121,7 @@ def combine_time(pieces: int, own: int, matrix: bool) -> float:
     return pieces * ((1.0 + own / 64) if matrix else 0.3)
 
 
-def choose_combine(own: int, other: int, state: int, shared: int, matrix: bool) -> tuple[int, int, int]:
+def choose_combine(own: int, other: int, shared: int, matrix: bool) -> tuple[int, int, int]:
     """(rows of the map at a time, block, warps) of the scan; without erases blocks of the whole state.
 
     The map is read in float32: as many of its rows as half of shared memory takes.

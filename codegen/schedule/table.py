@@ -53,11 +53,11 @@ def choose_walk(
     Wide blocks, of 128 with chunks of 64, while the card stays full (``lanes`` sequences x heads over
     ``units`` multiprocessors); then as many stages as shared memory allows, three at most: half of it
     where there are more programs than multiprocessors, so that two run on one. Coupled ``states`` lie side
-    by side, as one that is so many times as wide.
+    by side with the operands of each: blocks half as wide as those of one state so large, else they spill.
     """
     own, split = next_power(own), next_power(split)
     wide = 128 if chunk >= 64 and shared > 200_000 else 64  # with less a wide block spills
-    side_by_side = own * states
+    side_by_side = own if states == 1 else 2 * own * states
     block = min(split, wide if side_by_side <= 128 else 32 if side_by_side <= 256 else 16)
     if operand_bytes == 4:
         block = min(block, 32)

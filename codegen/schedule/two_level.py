@@ -13,14 +13,14 @@ The forward keeps the states before super-chunks and the maps for the backward: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from linalg_dsl.codegen.schedule.kernel_plan import Axis, Direction, Kernel, KernelPlan
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.planner.affine import affine_map
-from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.plan import ChunkPlan, Node
 
 Start = Literal["zeros", "identity", "ones"]
 
@@ -38,6 +38,16 @@ class Summary:
     rows: Axis | Literal[1] = "K"
     columns: Axis | Literal[1] = "V"
 
+    @property
+    def purpose(self) -> str:
+        """What its last state is, in words."""
+        if self.start == "identity":
+            return f"F of every super-chunk, [{self.rows}, {self.rows}]: the linear part, from the identity"
+        if self.start == "ones":
+            return "the decays of every super-chunk, multiplied up from ones"
+        what = "H" if self.kernel.direction == "forward" else "H of the reversed step"
+        return f"{what} of every super-chunk: the step alone, from a state of zeros"
+
 
 @dataclass(frozen=True, slots=True)
 class TwoLevel:
@@ -45,6 +55,7 @@ class TwoLevel:
 
     ``forward``, ``reverse``: H and H' (None without a backward); ``matrix``: F, where the recurrence erases
     along ``erased``; ``factors``: decays that the scan multiplies in, beside F those of the other axis.
+    ``made_of``: of a value that is not in the one level's plan, the value there whose linear part it is.
     """
 
     plan: KernelPlan
@@ -53,11 +64,16 @@ class TwoLevel:
     erased: Axis | None
     matrix: Summary | None
     factors: Summary | None
+    made_of: tuple[tuple[int, int], ...] = ()
 
     @property
     def summaries(self) -> tuple[Summary, ...]:
         found = (self.forward, self.matrix, self.factors, self.reverse)
         return tuple(s for s in found if s is not None)
+
+    def before(self, phase: str) -> tuple[Summary, ...]:
+        """What runs before the first walk of the forward, or before the first reverse one of the backward."""
+        return tuple(s for s in self.summaries if (s is self.reverse) == (phase == "backward"))
 
 
 def why_one_level(plan: ChunkPlan) -> str:
@@ -99,8 +115,9 @@ def two_level(plan: KernelPlan) -> TwoLevel:
         if summary is not None:
             _check_sizes(whole, summary)
     return TwoLevel(
-        whole, Summary(_step(plan, walk, "fwd_super_states"), "zeros"), reverse, erased, matrix, factors
-    )
+        whole, Summary(_step(plan, walk, "fwd_super_states"), "zeros"), reverse, erased, matrix, factors,
+        tuple((new, old) for new, old in found.made_of if new >= len(plan.plan.nodes)),
+    )  # fmt: skip
 
 
 def first_walk(kernels: Iterable[Kernel], direction: Direction) -> Kernel:
@@ -167,3 +184,19 @@ def _pruned(
         walk.split,
         (carry,),
     )
+
+
+def products(nodes: Sequence[Node], kernel: Kernel) -> tuple[int, int, int]:
+    """How many products of sizes [C, own, block], [C, C, block] and [C, C, own] a walk has in a chunk."""
+    state = inner = scores = 0
+    for n in kernel.body:
+        node = nodes[n]
+        if node.op in ("read", "write"):
+            state += 1
+        elif node.op in ("apply", "apply_t"):
+            inner += kernel.split in node.axes
+            scores += kernel.split not in node.axes
+        elif node.op == "score":
+            scores += kernel.split not in nodes[node.args[0]].axes
+            inner += kernel.split in nodes[node.args[0]].axes
+    return state, inner, scores

@@ -129,6 +129,10 @@ EXAMPLES: dict[str, Example] = {
         "S_t = (I - k_t k_tᵀ) S_{t-1} (I - v_t v_tᵀ) + k_t v_tᵀ", "S_t = (I - k_t k_tᵀ) S_{t-1} + k_t v_tᵀ"
     ),
     "E953": _plans("input M : [K, V]\nS_t = S_{t-1} + M_t", UPDATE),
+    "E954": _plans(
+        "M_t = exp(g_t) M_{t-1} - beta_t S_{t-1}\nS_t = exp(g_t) S_{t-1} + beta_t M_{t-1} + k_t v_tᵀ",
+        "M_t = exp(g_t) M_{t-1} + k_t v_tᵀ\nS_t = exp(g_t) S_{t-1} + beta_t M_{t-1}",
+    ),
     "E955": _plans("S_t = exp(g_t) S_{t-1}", "S_t = exp(g_t) S_{t-1} + k_t v_tᵀ"),
     "E957": _plans("o_t = v_t", "o_t = S_tᵀ q_t + v_t"),
     "E958": _plans("n_t = n_{t-1} + k_t\no_t = (S_tᵀ q_t) / (1 + n_tᵀ q_t)", READ),

@@ -25,7 +25,7 @@ _LETTER = r"[^\W\d_₀₁₂₃₄₅₆₇₈₉ᵀ]"
 _TOKEN = re.compile(
     rf"""(?P<number>\d+(?:\.(?!\.)\d+)?(?:e[-+]?\d+)?)
       | (?P<sum>(?:Σ|max)_(?=\{{ | [^\W_]+\()|Σ_(?=[KV](?!\w)))
-      | (?P<interval>(?:Λ|R|σ)(?=\[))
+      | (?P<interval>(?:Λ|R|σ)(?=[₀₁₂₃₄₅₆₇₈₉]*\[))
       | (?P<score>d?G\^[BQ])
       | (?P<braces>_\{{)
       | (?P<row>_[tC0](?![^\W\d_]))
@@ -147,8 +147,12 @@ class _Reader:
                     body, marks = Row((Atom("name", axis[0]),)), ("_", "")
                 items.append(Script(base, "sub", body, marks, big=True))
             case "interval":
-                self.at += 1
-                items.append(Script(Atom("name", text), "sub", self._pairs(), ("[", "]")))
+                decay: Item = Atom("name", text)
+                digits = self.text[self.at : self.text.index("[", self.at)]
+                if digits:  # one of several decays
+                    decay = Script(decay, "sub", Row((Atom("number", digits),)))
+                self.at += len(digits) + 1
+                items.append(Script(decay, "sub", self._pairs(), ("[", "]")))
             case "score":
                 if text[0] == "d":
                     items.append(Atom("differential", "d"))

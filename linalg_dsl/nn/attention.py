@@ -84,8 +84,10 @@ class Attention(nn.Module):
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
         packing: Packing | None = None,
+        in_place: bool = False,
     ) -> Any:
-        """x to y; with ``return_state`` (y, ``AttentionState``). Arguments as of ``Mixer``.
+        """x to y; with ``return_state`` (y, ``AttentionState``). Arguments as of ``Mixer``; nothing is
+        overwritten here.
 
         A state and ``cu_seqlens`` together are not taken: continue sequences as rows of a batch.
         """

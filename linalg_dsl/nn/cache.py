@@ -14,8 +14,8 @@ from torch import Tensor
 class Cache:
     """The state of every layer after ``seen`` tokens (of packed prompts: of the longest), N sequences each.
 
-    A layer's is ``MixerState`` or ``AttentionState``. A cache is never changed: every call gives a new one,
-    so an old one may be kept to go back to.
+    A layer's is ``MixerState`` or ``AttentionState``. A cache is not changed, every call gives a new one, so
+    an old one may be kept to go back to, unless the call is told to work ``in_place``.
     """
 
     layers: tuple[Any, ...]

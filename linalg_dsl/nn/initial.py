@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from linalg_dsl.language.spec import Input, RecurrenceSpec
-from linalg_dsl.nn.inputs import RATES, HeadInput, TokenInput, log_uniform
+from linalg_dsl.nn.inputs import RATES, HeadInput, TokenInput, log_uniform, uniform
 from linalg_dsl.nn.links import Free, inverse_softplus
 from linalg_dsl.nn.roles import innermost, is_added, varies_beside
 from linalg_dsl.ops.reference import reference
@@ -60,7 +60,7 @@ def initial_param(spec: RecurrenceSpec, decl: Input, heads: int, dims: Sequence[
         case "exp" if len(dims) == 2:
             return torch.arange(1.0, dims[0] + 1).log()[:, None].expand(shape).clone()
         case "exp":
-            return like.uniform_(1, 16).log_()
+            return uniform(like, 1, 16).log_()
         case "softplus":
             return inverse_softplus(log_uniform(like, *RATES))
         case "sigmoid" | "logsigmoid":

@@ -69,7 +69,7 @@ class TokenInput(nn.Module):
             elif kind == "gate" and not isinstance(self.link, Root):
                 self.set_rest(self._near_top(log_uniform(self.bias, *RATES)))
             if self.log_rate is not None:
-                self.log_rate.copy_(torch.empty_like(self.log_rate).uniform_(1, 16).log_())
+                self.log_rate.copy_(uniform(self.log_rate, 1, 16).log_())
 
     @property
     def link(self) -> Link:
@@ -172,9 +172,19 @@ class HeadInput(nn.Module):
         return f"heads={self.heads}, dims={self.dims}"
 
 
+def uniform(like: Tensor, low: float, high: float) -> Tensor:
+    """Numbers of the shape of ``like``, evenly spaced, in an order drawn with torch's generator.
+
+    Independent draws have this distribution, too, but a layer of one head would be a lottery.
+    """
+    count = like.numel()
+    order = torch.randperm(count, device=like.device, dtype=torch.float32)
+    return (low + (high - low) * (order + 0.5) / count).view(like.shape)
+
+
 def log_uniform(like: Tensor, low: float, high: float) -> Tensor:
-    """Numbers of the shape of ``like``, drawn with torch's generator."""
-    return torch.empty_like(like, dtype=torch.float32).uniform_(math.log(low), math.log(high)).exp_()
+    """The same, evenly spaced in their logarithms."""
+    return uniform(like, math.log(low), math.log(high)).exp_()
 
 
 def _wide(x: Tensor) -> Tensor:

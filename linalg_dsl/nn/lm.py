@@ -57,9 +57,15 @@ class Block(nn.Module):
         self.mlp = SwiGLU(size, inner, **made) if inner else None
 
     def forward(
-        self, x: Tensor, state: Any = None, return_state: bool = False, packing: Packing | None = None
+        self,
+        x: Tensor,
+        state: Any = None,
+        return_state: bool = False,
+        packing: Packing | None = None,
+        in_place: bool = False,
     ) -> tuple[Tensor, Any]:
-        found = self.mixer(self.norm(x), state, return_state=return_state, packing=packing)
+        given = {"return_state": return_state, "packing": packing, "in_place": in_place}
+        found = self.mixer(self.norm(x), state, **given)
         y, after = found if return_state else (found, None)
         x = x + y
         if self.mlp is not None and self.mlp_norm is not None:
@@ -168,13 +174,15 @@ class LM(nn.Module):
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
         last_only: bool = False,
+        in_place: bool = False,
     ) -> LMOutput:
         """``input_ids`` [B, T] to logits [B, T, vocabulary], those of what comes after each token.
 
         ``past_key_values`` is the cache of an earlier call, and ``use_cache`` asks for one. ``targets``
         [B, T] holds what the logits at a place should say (not shifted; -100 is not counted) and gives the
         mean ``loss``. ``cu_seqlens`` [N + 1] packs sequences into a batch of one. ``last_only``: logits
-        [N, 1, vocabulary] of the last tokens.
+        [N, 1, vocabulary] of the last tokens. ``in_place``: the states in ``past_key_values`` may be
+        overwritten; without gradients that spares copies while generating.
         """
         if input_ids.dim() != 2:
             raise ArgumentError(f"LM: input_ids must be [B, T], got shape {tuple(input_ids.shape)}")
@@ -187,7 +195,7 @@ class LM(nn.Module):
         after = []
         for i, block in enumerate(self.layers):
             state = None if past_key_values is None else past_key_values[i]
-            x, own = block(x, state, use_cache, packing)
+            x, own = block(x, state, use_cache, packing, in_place)
             after.append(own)
         if last_only:
             x = x[:, -1:] if packing is None else packing.last(x)[:, None]
@@ -246,7 +254,7 @@ class LM(nn.Module):
             made.append(token)
             if i + 1 == max_new_tokens or (eos_token_id is not None and bool(done.all())):
                 break
-            out = self(token[:, None], out.past_key_values, use_cache=True)
+            out = self(token[:, None], out.past_key_values, use_cache=True, in_place=True)
         if not made:
             return prompts
         new = torch.stack(made, dim=1)

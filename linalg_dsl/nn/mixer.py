@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 Given = Mapping[str | tuple[str, ...], Callable[..., Any]]
 
 
+_STEPPED = 4
+"""The most tokens of a call that are decode steps."""
+
+
 class MixerState(NamedTuple):
     """What a layer hands on: the recurrence's states [N, H, ...], and the convolutions' tails by input."""
 
@@ -131,12 +135,15 @@ class Mixer(nn.Module):
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
         packing: Packing | None = None,
+        in_place: bool = False,
     ) -> Any:
         """x [B, T, hidden_size] to y of the same shape; with ``return_state`` (y, ``MixerState``).
 
         ``state`` is that of an earlier call on what stood before x: calls in pieces, down to single tokens,
         give what one call gives. ``cu_seqlens`` [N + 1] packs N sequences into a batch of one (``packing`` is
-        the same, prepared once for many layers); states then have N rows.
+        the same, prepared once for many layers); states then have N rows. Up to four tokens after a state
+        go through ``op.step`` where no gradients are recorded; with ``in_place`` that overwrites the
+        recurrence's part of ``state`` instead of a copy.
         """
         if x.dim() != 3 or x.shape[-1] != self.hidden_size:
             raise ArgumentError(
@@ -145,6 +152,12 @@ class Mixer(nn.Module):
         if packing is None and cu_seqlens is not None:
             packing = Packing.of(cu_seqlens, x.shape[1], cu_seqlens_cpu)
         values, tails = self.make_inputs(x, state.tails if state else {}, packing)
+        few = packing is None and 0 < x.shape[1] <= _STEPPED
+        if state is not None and return_state and few and not torch.is_grad_enabled():
+            memory = state.memory if in_place else tuple(s.clone() for s in state.memory)
+            given: dict[str, Any] = {"state": memory, **self.consts}
+            o, _ = self.op.step(*(values[d.name] for d in self.spec.inputs), **given)
+            return self.read_out(o, x), MixerState(memory, tails)
         result = self.op(
             *(values[d.name] for d in self.spec.inputs),
             initial_state=state.memory if state else None,
@@ -155,10 +168,8 @@ class Mixer(nn.Module):
         )
         if not return_state:
             return self.read_out(result, x)
-        o, memory = result
-        return self.read_out(o, x), MixerState(
-            (memory,) if isinstance(memory, Tensor) else tuple(memory), tails
-        )
+        o, last = result
+        return self.read_out(o, x), MixerState((last,) if isinstance(last, Tensor) else tuple(last), tails)
 
     def make_inputs(
         self, x: Tensor, tails: Mapping[str, Tensor] | None = None, packing: Packing | None = None

@@ -32,7 +32,8 @@ class AffineMap:
 
     ``leaf``: the carry. ``matrix``: its next value under F, None without erases; ``erased``: the axis on
     which F acts. ``factors``: its next value under the elementwise part (with ``matrix`` R alone), None where
-    that is 1; ``along``: the axes of these factors, () for one number.
+    that is 1; ``along``: the axes of these factors, () for one number. ``made_of``: of each value the one
+    whose linear part it is.
     """
 
     nodes: tuple[Node, ...]
@@ -41,6 +42,7 @@ class AffineMap:
     matrix: int | None
     factors: int | None
     along: tuple[str, ...]
+    made_of: tuple[tuple[int, int], ...]
 
 
 def affine_map(plan: ChunkPlan, direction: str = "forward") -> AffineMap:
@@ -60,14 +62,16 @@ def affine_map(plan: ChunkPlan, direction: str = "forward") -> AffineMap:
         if factors is None:
             raise InternalError(f"the step of plan {plan.name} keeps nothing of its state")
         along = parts.axes_of_factors(factors)
-        return AffineMap(tuple(builder.nodes), leaf, None, None, None if factors == leaf else factors, along)
+        kept = None if factors == leaf else factors
+        return AffineMap(tuple(builder.nodes), leaf, None, None, kept, along, tuple(parts.made_of.items()))
     other = OTHER[erased]
     matrix = parts.part(after, without=other)
     rest = parts.part(after, elementwise=True, without=erased)
     along = () if rest is None else parts.axes_of_factors(rest)
     if other not in along:
         rest, along = None, ()  # a number for all channels is in F
-    return AffineMap(tuple(builder.nodes), leaf, erased, matrix, rest, along)
+    made_of = tuple(parts.made_of.items())
+    return AffineMap(tuple(builder.nodes), leaf, erased, matrix, rest, along, made_of)
 
 
 class _Linear:
@@ -77,6 +81,7 @@ class _Linear:
         self.b = builder
         self.leaf = leaf
         self.known: dict[int, bool] = {}
+        self.made_of: dict[int, int] = {}
 
     def carried(self, n: int) -> bool:
         """Whether a value is made of the carry."""
@@ -125,7 +130,9 @@ class _Linear:
 
         def visit(n: int) -> int | None:
             if n not in made:
-                made[n] = self._node(n, visit, elementwise, without)
+                made[n] = found = self._node(n, visit, elementwise, without)
+                if found is not None:
+                    self.made_of.setdefault(found, n)
             return made[n]
 
         return visit(n)

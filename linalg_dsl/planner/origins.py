@@ -38,7 +38,10 @@ class Origins:
     lines: tuple[tuple[int, ...], ...]
 
     def places(self, plan: ChunkPlan) -> Places:
-        """The equation of each value; a value that no equation has belongs to the one that uses it first."""
+        """The equation of each value; a value that no equation has belongs to the one that uses it first.
+
+        What nothing uses but the map of a state from chunk to chunk belongs to that state's next value.
+        """
         found: Places = {}
         for source, known in ((self.backward, self.backward_places), (self.forward, self.forward_places)):
             found |= {i: known[j] for i, j in _same(plan, source).items() if j in known}
@@ -49,7 +52,23 @@ class Origins:
         for i in reversed(range(len(plan.nodes))):
             if i not in found and i in users and users[i] in found and not _is_leaf(plan.nodes[i]):
                 found[i] = found[users[i]]
+        ends = self._next_states()
+        moves: dict[int, tuple[str, str]] = {}
+        for i, node in enumerate(plan.nodes):
+            if node.op == "carry":
+                moves[i] = (str(node.attr("name")), str(node.attr("direction")))
+                continue
+            of = next((moves[a] for a in node.args if a in moves), None)
+            if of is not None:
+                moves[i] = of
+                if i not in found and of in ends:
+                    found[i] = ends[of]
         return found
+
+    def _next_states(self) -> dict[tuple[str, str], int]:
+        """The equations of the states behind a chunk, and of their gradients before it."""
+        known = ((self.forward, self.forward_places), (self.backward, self.backward_places))
+        return {c[:2]: places[c[3]] for plan, places in known for c in plan.carries if c[3] in places}
 
 
 def find_origins(

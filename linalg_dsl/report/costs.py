@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from linalg_dsl.planner.work import attention_work, crossover
+from linalg_dsl.report.chart import chart
 from linalg_dsl.report.flow import human
 from linalg_dsl.report.markup import Markup, join, tag
 from linalg_dsl.report.parts import Part
@@ -24,9 +25,28 @@ def costs(part: Part) -> Markup:
             "products alone are counted.",
             class_="soft",
         ),
-        _by_length(part),
+        tag("div", _by_length(part), _over_length(part), class_="beside"),
         tag("ul", *map(item, part.explanation.costs), class_="soft"),
     )
+
+
+def _over_length(part: Part) -> Markup:
+    """FLOPs per token over T: the recurrence's stay, attention's grow."""
+    key, value = part.call.K, part.call.V
+    own = part.work[part.chunk if part.schedules else 1]
+    lengths = [2.0**i for i in range(6, 18)]
+    attention = [(t, attention_work(int(t), key, value)) for t in lengths]
+    lines = {
+        "training": [(t, own.training_flops) for t in lengths],
+        "forward": [(t, own.forward_flops) for t in lengths],
+        "attention, training": [(t, w.training_flops) for t, w in attention],
+        "attention, forward": [(t, w.forward_flops) for t, w in attention],
+    }
+    ahead, training = crossover(own, key, value)
+    points = ((ahead, own.forward_flops), (training, own.training_flops))
+    marks = [((t, y), f"T = {t:,.0f}") for t, y in points if lengths[0] < t < lengths[-1]]
+    drawn = chart(lines, marks, "T", "FLOP per token and head")
+    return tag("figure", tag("figcaption", "FLOP per token and head over T"), drawn)
 
 
 def _by_chunk(part: Part) -> Markup:

@@ -24,12 +24,11 @@ def dataflow(part: Part, prefix: str) -> Markup:
     sizes = {"C": part.chunk, "K": part.call.K, "V": part.call.V}
     colours: dict[int, int] = {}
     keys = []
-    for phase in PHASES:
-        for hue, launch in enumerate(x for x in part.launches if x.phase == phase):
-            keys.append(tag("li", tag("i", class_=f"swatch k{hue % HUES}"), launch.name))
-            for e in sorted(launch.equations):
-                if (e < part.origins.ahead) == (phase == "forward"):
-                    colours.setdefault(e, hue % HUES)
+    for hue, launch in enumerate(part.launches):
+        keys.append(tag("li", tag("i", class_=f"swatch k{hue % HUES}"), launch.name))
+        for e in sorted(launch.equations):
+            if (e < part.origins.ahead) == (launch.phase == "forward"):
+                colours.setdefault(e, hue % HUES)
     keys += [tag("li", "dashed: given"), tag("li", "dotted: computed by the forward's equations")]
     per = "chunk and head" if part.schedules else "token and head"
     figures = [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
-from linalg_dsl.codegen.schedule.describe import CallShape, boundary_bytes, tensor_bytes, value_names
+from linalg_dsl.codegen.schedule.describe import DTYPES, CallShape, boundary_bytes, tensor_bytes, value_names
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.step_split import StepSchedule, needs_states
+from linalg_dsl.language.spec import Input
 from linalg_dsl.planner.equations import Equation
 from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.origins import Origins
@@ -19,7 +21,6 @@ from linalg_dsl.planner.step_values import dimension
 if TYPE_CHECKING:
     import networkx as nx
 
-    from linalg_dsl.codegen.schedule.step_split import StepSchedule
 
 Phase = Literal["forward", "backward"]
 
@@ -140,52 +141,36 @@ def step_launches(
     form: StepForm, schedule: StepSchedule, shape: CallShape, origins: Origins, every: int
 ) -> tuple[Launch, ...]:
     """The two launches of a step class: over the tokens, and in reverse."""
-    spec = form.spec
-    sizes = {
-        "B": shape.B,
-        "T": shape.T,
-        "H": shape.H,
-        "K": shape.K,
-        "V": shape.V,
-        "marks": -(-shape.T // every),
-    }
+    spec, short = form.spec, DTYPES[shape.dtype]
+    sizes = {n: getattr(shape, n) for n in "BTHKV"} | {"marks": -(-shape.T // every)}
     sizes |= {name: int(x) for name, x in form.consts}
 
     def tensor(name: str, lead: tuple[str, ...], dims: Iterable[object], role: str, width: int) -> Tensor:
         axes = (*lead, *map(str, dims))
-        return Tensor(name, axes, width * prod(sizes.get(a) or int(a) for a in axes), role)
+        return Tensor(name, axes, width * prod(sizes[a] if a in sizes else int(a) for a in axes), role)
 
-    given = []
-    for i in spec.inputs:
+    def of_input(i: Input, name: str, role: str) -> Tensor:
         lead = ("B", "T", "H") if i.timed else ("H",)
-        width = 2 if i.dims and i.kind == "plain" else 4
-        given.append(tensor(i.name, lead, i.dims, "input", width))
-    output = spec.outputs[0]
-    shown = [str(d) for d in output.value.shape if d != 1]
-    o, d_o = (
-        tensor(n, ("B", "T", "H"), shown, r, 2)
-        for n, r in ((output.target, "output"), ("d_" + output.target, "input"))
-    )
+        return tensor(name, lead, i.dims, role, short if i.dims and i.kind == "plain" else 4)
+
+    given = [of_input(i, i.name, "input") for i in spec.inputs]
+    gradients = [of_input(i, f"d_{i.name}", "output") for i in spec.inputs]
+    name = spec.outputs[0].target
+    shown = [str(d) for d in spec.outputs[0].value.shape if d != 1]
+    o = tensor(name, ("B", "T", "H"), shown, "output", short)
+    d_o = replace(o, name=f"d_{name}", role="input")
     marks = [tensor(f"{s.name} marks", ("B", "marks", "H"), s.dims, "saved", 4) for s in spec.states]
+    marks = marks if needs_states(schedule.backward) else []
     ends = [tensor(f"{s.name}_T", ("B", "H"), s.dims, "state", 4) for s in spec.states]
-    gradients = [
-        tensor(
-            f"d_{i.name}",
-            t.axes[: 3 if i.timed else 1],
-            i.dims,
-            "output",
-            2 if i.dims and i.kind == "plain" else 4,
-        )
-        for i, t in zip(spec.inputs, given, strict=True)
-    ]
     ahead = frozenset(range(origins.ahead))
     behind = frozenset(range(origins.ahead, len(origins.equations)))
-    what = f"token after token, splits {schedule.split}" if schedule.split else "token after token"
+    split = f", splits {schedule.split}" if schedule.split else ""
+    forward = (tuple(given), (o, *marks, *ends), ahead)
+    backward = ((*given, *marks, d_o), tuple(gradients), behind)
     return (
-        Launch("forward", what, "forward", tuple(given), (o, *marks, *ends), ahead),
-        Launch("backward", f"in reverse, {what.removeprefix('token after token, ')}", "backward",
-               (*given, *marks, d_o), tuple(gradients), behind),
-    )  # fmt: skip
+        Launch("forward", f"token after token{split}", "forward", *forward),
+        Launch("backward", f"from the last token{split}", "backward", *backward),
+    )
 
 
 def kernel_flow(launches: Iterable[Launch], phase: Phase, prefix: str) -> Flow:

@@ -217,7 +217,7 @@ import linalg_dsl as ld
 from linalg_dsl.codegen.targets import TARGETS, launches
 out = []
 for name, target, dtype, batch, length, heads, key, value in json.loads(sys.argv[1]):
-    text = ld.compile(TEXTS[name]).source(backend="triton")
+    text = ld.compile(TEXTS[name], schedule="walk").source(backend="triton")
     found = launches(text, TARGETS[target], key=key, value=value, dtype=dtype, batch=batch,
                      length=length, heads=heads)
     names = ("C", "BLOCK", "KB")

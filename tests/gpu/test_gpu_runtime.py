@@ -98,7 +98,7 @@ def test_a_captured_graph_of_both_directions_follows_its_inputs(name: str) -> No
         results = call(op, leaves[: len(tensors)], leaves[len(tensors) :], cu_seqlens=cu)
         return [*results, *torch.autograd.grad([r.float().square().sum() for r in results], leaves)]
 
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):
@@ -166,9 +166,9 @@ def test_the_current_stream_is_used(name: str) -> None:
     wanted = call(op, tensors, states)
     torch.cuda.synchronize()
     late = [torch.zeros_like(x) for x in tensors]
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
         for x, y in zip(late, tensors, strict=True):
             x.copy_(y)
         found = call(op, late, states)

@@ -74,6 +74,10 @@ def shown(text: str) -> str:
         ("dZ₁", "<mi>d</mi><msub><mi>Z</mi><mrow><mn>1</mn></mrow></msub>"),
         ("G^Q₁₂", "<msubsup><mi>G</mi><mrow><mn>12</mn></mrow><mrow><mi>Q</mi></mrow></msubsup>"),
         ("0.5 x", "<mn>0.5</mn><mi>x</mi>"),
+        (
+            "Λ₁[C←0]",
+            "<msub><msub><mi>Λ</mi><mrow><mn>1</mn></mrow></msub><mrow><mi>C</mi><mo>←</mo><mn>0</mn></mrow></msub>",
+        ),
         ("diag(u)", "<mi>diag</mi><mrow><mo>(</mo><mi>u</mi><mo>)</mo></mrow>"),
         ("a < b", "<mi>a</mi><mo><</mo><mi>b</mi>"),
         ("log |x|", "<mi>log</mi><mrow><mo>|</mo><mi>x</mi><mo>|</mo></mrow>"),

@@ -1,4 +1,4 @@
-"""The code of docs/layers.md runs, in order, as one program."""
+"""The code of docs/layers.md and docs/comparing.md runs, each page in order as one program."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "layers.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_the_page_runs_and_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("page", ["layers", "comparing"])
+def test_a_page_runs_and_prints_what_it_shows(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(block, names)
         shown = re.findall(r"^# (.*)$", block, re.MULTILINE)
         assert capsys.readouterr().out.splitlines() == shown
-    assert names["y"].shape == (2, 60, 64)
-    assert names["out"].logits.shape == (2, 40, 256)
+    if page == "layers":
+        assert names["y"].shape == (2, 60, 64)
+        assert names["out"].logits.shape == (2, 40, 256)

@@ -27,11 +27,11 @@ def small_mixer(name: str, **options: Any) -> ld.nn.Mixer:
     return ld.nn.Mixer(name, 16, 2, **{"head_dim": 4, "value_dim": 6, "consts": consts, **options})
 
 
-def in_pieces(mixer: nn.Module, x: Tensor, first: int) -> Tensor:
+def in_pieces(mixer: nn.Module, x: Tensor, first: int, in_place: bool = False) -> Tensor:
     y, state = mixer(x[:, :first], return_state=True)
     pieces = [y]
     for t in range(first, x.shape[1]):
-        y, state = mixer(x[:, t : t + 1], state, return_state=True)
+        y, state = mixer(x[:, t : t + 1], state, return_state=True, in_place=in_place)
         pieces.append(y)
     return torch.cat(pieces, dim=1)
 
@@ -52,6 +52,8 @@ def test_every_entry_is_a_layer(name: str) -> None:
     packed = mixer(x.flatten(0, 1)[None], cu_seqlens=torch.tensor([0, 9, 9, 18]))
     torch.testing.assert_close(packed, y.flatten(0, 1)[None], rtol=1e-4, atol=1e-5)
     with torch.no_grad():
+        for in_place in (False, True):  # by decode steps
+            torch.testing.assert_close(in_pieces(mixer, x, 4, in_place), y, rtol=1e-4, atol=1e-5)
         assert bool(mixer(torch.randn(1, 200, 16)).isfinite().all())  # no state explodes at the start
 
 
@@ -205,6 +207,20 @@ def test_shards_of_the_heads_add_up_to_the_layer(name: str) -> None:
         assert list(own.shape) == shape, n
     parts[1](x).sum().backward()
     assert all(p.grad is not None for p in parts[1].parameters())
+
+
+def test_decode_steps_leave_an_old_state_alone_unless_told() -> None:
+    mixer = small_mixer("gated_delta_rule")
+    x = torch.randn(2, 6, 16)
+    with torch.no_grad():
+        _, state = mixer(x[:, :4], return_state=True)
+        kept = state.memory[0].clone()
+        first, _ = mixer(x[:, 4:], state, return_state=True)
+        assert torch.equal(state.memory[0], kept)
+        second, after = mixer(x[:, 4:], state, return_state=True, in_place=True)
+    assert torch.equal(first, second)
+    assert after.memory[0] is state.memory[0]
+    assert not torch.equal(state.memory[0], kept)
 
 
 def test_half_precision_keeps_gates_in_float32() -> None:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops.op import CompiledOp
 
-NAMES = ("mixed_reads", "looking_back", "own_scan")
+NAMES = ("mixed_reads", "looking_back")
 
 
 def main(rank: int, rendezvous: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runtime_cases import CLASSES, OWN, call, inputs_of, op_of, random_like, with_gradients, worst
+from runtime_cases import KERNELS, OWN, call, inputs_of, op_of, random_like, with_gradients, worst
 from torch import Tensor
 
 from linalg_dsl.ops import catalogue_names
@@ -52,7 +52,7 @@ def test_the_future_and_the_rest_of_the_batch_change_nothing(name: str) -> None:
     assert worst(call(op, one, [s[1:] for s in states]), [x[1:] for x in results]) < 1e-11
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", KERNELS)
 def test_kernels_do_not_see_the_future_in_any_bit(name: str) -> None:
     """One chunk of 16 tokens and a ragged one; also fewer tokens than before."""
     op = op_of(name, backend="triton", chunk_size=16, invariant=True)

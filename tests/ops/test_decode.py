@@ -422,3 +422,18 @@ def test_the_first_step_on_a_device_is_checked(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(check.exact, "step", lambda *args: 1.5 * right(*args))
     with pytest.raises(RuntimeError, match=r"known-answer test of step failed on cpu .* o is off by"):
         op.step(**tensors, state=state, slots=slots)
+
+
+def test_a_new_state_is_what_a_first_step_makes() -> None:
+    for name, consts in (("mlstm", {}), ("abc", {"m": 3.0}), ("mamba3", {})):
+        op = lazy(spec_of(name), backend="torch", state_layout="vk")
+        tensors = draw(op.spec, 2, 1, 2, 3, 5, dtype=torch.float32, consts=consts)
+        given: dict[str, Any] = dict(consts)
+        found = op.new_state(2, 2, K=3, V=5, **given)
+        o, _ = op.step(**tensors, **given, state=found)
+        wanted, made = op.step(**tensors, **given)
+        assert [x.shape for x in as_list(found)] == [x.shape for x in as_list(made)]
+        assert torch.equal(o, wanted)
+    assert op.new_state(4, 2, K=3, V=5, dtype=torch.bfloat16).S.dtype == torch.bfloat16
+    with pytest.raises(ArgumentError, match="needs the size of V"):
+        op.new_state(1, 1, K=3)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from runtime_cases import CLASSES, call, inputs_of, op_of, random_like, with_gradients
+from runtime_cases import KERNELS, call, inputs_of, op_of, random_like, with_gradients
 
 BOUNDS = [0, 0, 5, 24, 25]
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", KERNELS)
 def test_a_packed_sequence_has_the_bits_of_the_sequence_alone(name: str) -> None:
     op = op_of(name, backend="triton", chunk_size=16, invariant=True)
     timed = [d.timed for d in op.spec.inputs]

@@ -86,12 +86,12 @@ def test_kernels_keep_to_the_sequence_the_head_and_the_chunk(name: str) -> None:
     op = op_of(name, backend="triton", chunk_size=16)
     tensors, states = inputs_of(op, 1, 40, 3, 4, 3, N=3)
     offsets = torch.tensor([0, 4, 38, 40])
-    clean = call(op, tensors, states, cu_seqlens=offsets)
+    clean, d_clean = with_gradients(op, tensors, states, cu_seqlens=offsets)
     i = next(i for i, d in enumerate(op.spec.inputs) if d.name in ("v", "x"))
     spoilt = tensors[i].clone()
     spoilt[0, 25, 1] = math.nan  # the sixth token of the second chunk of the second sequence
     given = [*tensors[:i], spoilt, *tensors[i + 1 :]]
-    found = call(op, given, states, cu_seqlens=offsets)
+    found, grads = with_gradients(op, given, states, cu_seqlens=offsets)
     first = 25 if name == "own_scan" else 20
     reached = torch.zeros(found[0].shape, dtype=torch.bool)
     reached[0, first:38, 1] = True
@@ -101,3 +101,8 @@ def test_kernels_keep_to_the_sequence_the_head_and_the_chunk(name: str) -> None:
         rest = torch.ones(got.shape[:2], dtype=torch.bool)
         rest[1, 1] = False
         assert torch.equal(got[rest], want[rest])
+    others = torch.ones((1, 40, 3), dtype=torch.bool)
+    others[:, 4:38, 1] = False
+    for got, want, d in zip(grads, d_clean, op.spec.inputs, strict=False):
+        if d.timed:
+            assert torch.equal(got[others], want[others])

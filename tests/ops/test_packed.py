@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from runtime_cases import CLASSES, call, inputs_of, op_of, with_gradients, worst
+from runtime_cases import CLASSES, OWN, call, inputs_of, op_of, with_gradients, worst
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from linalg_dsl.errors import ArgumentError
+from linalg_dsl.ops import catalogue_names
 
 BOUNDS = [0, 0, 5, 5, 22, 23, 40, 40]
 """Empty sequences first, in the middle and last; one of a token, some shorter and one longer than a chunk."""
@@ -84,10 +85,10 @@ def test_launching_looks_at_no_data(name: str, packed: bool, monkeypatch: pytest
         assert len(launched) >= 2
 
 
-@pytest.mark.parametrize("name", [*CLASSES, "reversed"])
+@pytest.mark.parametrize("name", [*catalogue_names(), *OWN, "reversed"])
 def test_a_call_looks_at_no_data(name: str) -> None:
-    reverse = name == "reversed"
-    op = op_of("looking_back" if reverse else name, backend="torch", reverse=reverse)
+    chosen: dict[str, Any] = {"reverse": True} if name == "reversed" else {"chunk_size": 8}
+    op = op_of("looking_back" if name == "reversed" else name, backend="torch", **chosen)
     tensors, states = inputs_of(op, 1, 40, 2, 5, 3, N=3)
     mode = FakeTensorMode()
     fake = [mode.from_tensor(x) for x in (*tensors, *states, torch.tensor([0, 3, 5, 40]))]
@@ -128,7 +129,7 @@ def test_no_kernel_is_compiled_anew_for_another_packing(name: str, monkeypatch: 
 
 
 def test_torch_compile_takes_other_packings_as_they_are() -> None:
-    op = op_of("looking_back", backend="torch")
+    op = op_of("own_scan", backend="torch")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     fast: Any = torch.compile(op, fullgraph=True, backend="aot_eager")

@@ -91,14 +91,3 @@ def test_wrong_offsets_are_shown_as_they_were_given() -> None:
     tensors, _ = inputs_of(op, 1, 9, 2, 5, 3)
     with pytest.raises(ValueError, match=r"cu_seqlens must rise from 0 to T = 9, got \[0, 8\]"):
         op(*tensors, cu_seqlens=torch.tensor([0, 8]))
-
-
-def test_torch_compile_takes_it() -> None:
-    op = op_of("gla", backend="torch", reverse=True)
-    tensors, states = inputs_of(op, 1, 23, 2, 5, 3, N=len(BOUNDS) - 1)
-    torch._dynamo.reset()
-    fast: Any = torch.compile(op, fullgraph=True, backend="aot_eager", dynamic=True)
-    offsets = torch.tensor(BOUNDS)
-    results, grads = with_gradients(op, tensors, states, cu_seqlens=offsets)
-    again, d_again = with_gradients(fast, tensors, states, cu_seqlens=offsets)
-    assert all(torch.equal(a, b) for a, b in zip([*results, *grads], [*again, *d_again], strict=True))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from runtime_cases import CLASSES, call, inputs_of, op_of, with_gradients, worst
 
+from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops.op import CompiledOp
 
 LARGE = {"i_ch", "i_n", "i_nh", "i_c", "i_first", "first_mark", "first_chunk", "start", "begin", "i_group"}
@@ -124,14 +125,34 @@ def test_nothing_in_and_nothing_out(name: str, backend: str) -> None:
     assert call(op, tensors, states, cu_seqlens=offsets[:1])[1].shape[0] == 0
 
 
-@pytest.mark.parametrize(("K", "V"), [(1, 1), (1, 512), (512, 1), (3, 17)])
-@pytest.mark.parametrize("name", ["gated_delta_rule", "value_erase", "own_scan"])
+@pytest.mark.parametrize(
+    ("name", "K", "V"),
+    [
+        *(("gated_delta_rule", *s) for s in ((1, 1), (1, 512), (512, 1))),
+        ("value_erase", 1, 1),
+        ("value_erase", 3, 17),
+        ("own_scan", 1, 1),
+        ("own_scan", 1, 512),
+    ],
+)
 def test_kernels_take_widths_from_1_to_512(name: str, K: int, V: int) -> None:
     op = op_of(name, backend="triton", chunk_size=16)
     tensors, states = inputs_of(op, 1, 3, 1, K, V)
     results, grads = with_gradients(op, tensors, states)
     wanted, d_wanted = with_gradients(op.reference, tensors, states)
     assert worst([*results, *grads], [*wanted, *d_wanted]) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gla", "own_scan"])
+def test_more_programs_than_a_grid_has_are_refused(name: str) -> None:
+    op = op_of(name, backend="triton")
+    for B, T, H in ((2**24, 1, 128), (1, 2**31, 16)):
+        tensors = [
+            x.expand(B, T, H, *x.shape[3:]) if d.timed else x.expand(H, *x.shape[1:])
+            for x, d in zip(inputs_of(op, 1, 1, 1, 4, 4)[0], op.spec.inputs, strict=True)
+        ]
+        with pytest.raises(ArgumentError, match=f"{name}: {B} sequences of {H} heads .* split the batch"):
+            op(*tensors)
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -53,10 +53,13 @@ def test_composed_maps_give_the_final_state_and_its_gradient(
     plan, tensors, state = drawn(name, T, gates, seed)
     whole = sequence_map(plan, tensors, chunk)
     _, final = run_plan(plan, tensors, state, chunk)
+    assert isinstance(final, Tensor)
     assert worst(whole(state), final) < 1e-12
     d_final = torch.randn_like(state)
     grads = run_backward(backward(plan), plan, tensors, state, chunk, None, d_final)
-    assert worst(whole.adjoint(d_final), grads["initial_state"]) < 1e-12
+    d_initial = grads["initial_state"]
+    assert isinstance(d_initial, Tensor)
+    assert worst(whole.adjoint(d_final), d_initial) < 1e-12
 
 
 @pytest.mark.parametrize("name", sorted(ALL))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import time
 import warnings
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,3 +171,53 @@ def test_a_browser_renders_the_page_without_errors(tmp_path: Path) -> None:
     command[-1] = f"--screenshot={shot}"
     subprocess.run([*command, path.as_uri()], capture_output=True, timeout=120, check=True)
     assert shot.stat().st_size > 20_000
+
+
+def test_what_a_user_wrote_is_shown_and_not_read_as_markup(tmp_path: Path) -> None:
+    text = """# A <script>alert(1)</script> & a "word" ]]>
+recurrence α_x
+input q, k̂ : [K]
+input v : [V]
+input γ : log gate [K]
+S_t = diag(exp(γ_t)) S_{t-1} + k̂_t v_tᵀ
+o_t = S_tᵀ q_t
+"""
+    page = linalg_dsl.compile(text).plan.to_html(tmp_path / "x.html").read_text(encoding="utf-8")
+    assert "script" not in {e.tag for e in tree_of(page).iter()}
+    assert 'A &lt;script&gt;alert(1)&lt;/script&gt; &amp; a "word"' in page
+
+
+@pytest.mark.parametrize(
+    "call", [{"B": 0}, {"T": 0}, {"B": 1, "T": 1, "H": 1, "K": 1, "V": 1}, {"K": 512, "V": 512}]
+)
+def test_calls_of_any_size_have_a_page(call: dict[str, int], tmp_path: Path) -> None:
+    for name in ("gated_delta_rule", "mamba1"):
+        tree_of(page_of(name, tmp_path, **call))
+
+
+@pytest.mark.parametrize(
+    "options", [{"chunk_size": 16}, {"reverse": True}, {"backend": "torch"}, {"invariant": True}]
+)
+def test_ops_of_any_options_have_a_page(options: dict[str, Any], tmp_path: Path) -> None:
+    op = linalg_dsl.compile(linalg_dsl.ops.gated_delta_rule.spec, **options)
+    assert tree_of(op.plan.to_html(tmp_path / "x.html").read_text(encoding="utf-8")) is not None
+
+
+@pytest.mark.parametrize("name", ["kda", "gsa", "mamba1"])
+def test_the_plan_made_without_an_op_is_the_ops(name: str) -> None:
+    from linalg_dsl.driver import make_plan
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert make_plan(getattr(linalg_dsl.ops, name).spec) == op_of(name).plan
+
+
+def test_explaining_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from linalg_dsl.cli import app\n"
+        f"sys.argv = ['linalg-dsl', 'explain', 'gla', '--html', {str(tmp_path / 'x.html')!r}]\n"
+        "try:\n    app()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+    assert (tmp_path / "x.html").exists()
