@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,16 +22,13 @@ from linalg_dsl.testing.diagnose import likely_cause
 from linalg_dsl.testing.draws import cases, tame
 from linalg_dsl.testing.extremes import Extremes, applicable
 from linalg_dsl.testing.failures import PropertyError
-from linalg_dsl.testing.floor import chunk_floor, relative, step_loop
+from linalg_dsl.testing.floor import chunk_floor, least_size, relative_errors, step_loop
 from linalg_dsl.testing.oracle import Oracle, exact
 from linalg_dsl.testing.properties_reference import check_case
 from linalg_dsl.testing.replay import save_case
 from linalg_dsl.testing.rounding import UNIT
 from linalg_dsl.testing.shrink import smallest
 from linalg_dsl.testing.subject import Subject
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LENGTHS = (1, 4, 16, 64, 200)
 STRENGTHS = ("zero", "tiny", "slow", "mild", "strong", "all strong", "very strong", "resets")
@@ -111,8 +108,8 @@ class Certificate(CheckReport):
         save_case(case, path)
         return path
 
-    def figure(self) -> Figure:
-        """Errors over T, one line per strength of the gates, and what the type costs (needs matplotlib)."""
+    def figure(self) -> Any:
+        """Errors over T by strength of the gates, and what the type costs: a matplotlib ``Figure``."""
         from linalg_dsl.plots import errors
 
         return errors(list(self.curves))
@@ -217,13 +214,12 @@ def _row(subject: Subject, case: Case, oracle: Oracle, name: str, got: Tensor) -
         ratio = ratios(wide, want, allowed, got.dtype)
     at = tuple(int(i) for i in torch.unravel_index(ratio.reshape(-1).argmax(), ratio.shape))
     error = (wide - want).abs()
-    largest = float(want.abs().max())
-    grads = [float(x.norm()) for n, x in oracle.want.items() if n.startswith("d ")]
-    scale = max(grads, default=0.0) if name.startswith("d ") else 0.0
+    l2 = relative_errors(case, {name: got}, oracle.want)[name]
+    least_norm = least_size(case, oracle.want, name)
+    largest = max(float(want.abs().max()), least_norm / want.numel() ** 0.5)
+    top = float(error.max()) / largest
     last_place = 2 * UNIT[got.dtype] * spread(case, name, want, largest=True).clamp_min(1e-3 * largest)
-    ulps = torch.where(last_place > 0, error / last_place, 0.0)
-    l2 = relative(wide, want, scale)
-    top = float(error.max()) / largest if largest > 1e-6 * scale and largest > 0 else l2
+    ulps = error / last_place
     return CertificateRow(
         name, l2, top, 1.0, None, float(ratio[at]), float(ulps.max()), case.seed, str(case), at,
         float(wide[at]), float(want[at]),
@@ -252,15 +248,11 @@ def _curves(subject: Subject, dtype: torch.dtype) -> tuple[dict[str, Any], ...]:
             if not tame(case):
                 continue
             want = exact(case, gradients=bool(subject.wanted)).want
-            scale = max((float(x.norm()) for n, x in want.items() if n.startswith("d ")), default=0.0)
-            results = run(subject, case)
+            errors = relative_errors(case, run(subject, case), want)
             if dtype in (torch.float32, torch.float64):
-                floor = {n: relative(x, want[n], scale) for n, x in step_loop(case, dtype).items()}
+                floor = relative_errors(case, step_loop(case, dtype), want)
             else:
                 floor = chunk_floor(case, want)
-            errors = {
-                n: relative(x, want[n], scale if n.startswith("d ") else 0.0) for n, x in results.items()
-            }
             found.append(
                 {
                     "T": T,

@@ -7,6 +7,7 @@ tensor cores cannot be asked for less. It is measured by carrying the plan out l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from linalg_dsl.ops.carried import state_labels
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.testing.cases import Case
 from linalg_dsl.testing.chunk_condition import chunk_op, chunk_runs
+from linalg_dsl.testing.rounding import UNIT
 
 _PRODUCTS = ("aten::mm", "aten::bmm", "aten::matmul", "aten::baddbmm", "aten::addmm")
 
@@ -55,9 +57,8 @@ def chunk_floor(case: Case, want: dict[str, Tensor]) -> dict[str, float]:
         weights = {n: w.float() for n, w in case.weights.items()}
         found = chunk_runs(op, leaves, weights, cu, case.consts, ShortOperands(case.dtype))
     short = {"o", *(f"d {n}" for n in case.tensors)}
-    return {
-        n: relative(x.to(case.dtype) if n in short else x, want[n]) for n, x in found.items() if n in want
-    }
+    rounded = {n: x.to(case.dtype) if n in short else x for n, x in found.items() if n in want}
+    return relative_errors(case, rounded, want)
 
 
 def step_loop(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -88,14 +89,38 @@ def step_loop(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
     return {n: x.detach() for n, x in results.items()}
 
 
-def relative(got: Tensor, want: Tensor, scale: float = 0.0) -> float:
-    """Relative L2 error; one whose norm is negligible beside ``scale`` counts against that."""
-    size = float(want.norm())
-    if size < NEGLIGIBLE * scale:
-        size = scale
-    error = float((got.double() - want).norm())
-    return 0.0 if error == 0 else error / max(size, 1e-300)
-
-
 NEGLIGIBLE = 1e-6
 """A gradient whose norm is below this part of the largest is measured against the largest."""
+ERASED = 1e-3
+"""What is left of a state (or of its gradient) below this part of what came in is measured against that.
+
+A chunk form takes what is erased from the state before the chunk: of a state that is nearly gone it keeps
+the digits of what it was.
+"""
+
+
+def least_size(case: Case, want: Mapping[str, Tensor], name: str) -> float:
+    """The norm below which a result is next to nothing beside what it came from, or for its type."""
+    kind = torch.float64 if case.dtype == torch.float64 else torch.float32
+    scale = torch.finfo(kind).smallest_normal / UNIT[kind]  # what is not below loses no digits to denormals
+    if name.startswith("d "):
+        largest = max(float(x.norm()) for n, x in want.items() if n.startswith("d "))
+        if float(want[name].norm()) < NEGLIGIBLE * largest:
+            scale = max(scale, largest)
+    came = None
+    if name.startswith("final state"):
+        came = case.states.get(name.replace("final state", "initial_state"))
+    if name.startswith("d initial_state"):
+        came = case.weights.get(name.removeprefix("d ").replace("initial_state", "final state"))
+    return scale if came is None else max(scale, ERASED * float(came.double().norm()))
+
+
+def relative_errors(
+    case: Case, results: Mapping[str, Tensor], want: Mapping[str, Tensor]
+) -> dict[str, float]:
+    """Relative L2 error of every result, measured against ``least_size`` where it is smaller than that."""
+    found = {}
+    for name, got in results.items():
+        error = float((got.double() - want[name]).norm())
+        found[name] = error / max(float(want[name].norm()), least_size(case, want, name))
+    return found

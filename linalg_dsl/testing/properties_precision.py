@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 
 import torch
-from torch import Tensor
 
-from linalg_dsl.testing.cases import Case, run
+from linalg_dsl.testing.cases import run
 from linalg_dsl.testing.compare import Excess, fail
 from linalg_dsl.testing.draws import cases
 from linalg_dsl.testing.failures import NotApplicable
-from linalg_dsl.testing.floor import NEGLIGIBLE, chunk_floor, step_loop
+from linalg_dsl.testing.floor import chunk_floor, relative_errors, step_loop
 from linalg_dsl.testing.oracle import Oracle, exact
 from linalg_dsl.testing.rounding import UNIT
 from linalg_dsl.testing.subject import Subject
 
 SINGLE = 5e-5
 """Relative L2 error of any result in float32, also at the nasty ends."""
-ERASED = 1e-3
-"""What is left of a state (or of its gradient) below this part of what came in is measured against that.
-
-A chunk form takes what is erased from the state before the chunk: of a state that is nearly gone it keeps
-the digits of what it was.
-"""
 LEAST_SHORT = 2.0**-8
 """Below this no short type is measured: its outputs are rounded to eight bits."""
 
@@ -38,25 +30,6 @@ def _of_chunk_form(oracle: Oracle, name: str) -> float:
     size = float(oracle.want[name].norm())
     error = UNIT[torch.float32] * float(oracle.condition[name].norm())
     return error / size if size > 0 else inf
-
-
-def relative_errors(
-    case: Case, results: Mapping[str, Tensor], want: Mapping[str, Tensor]
-) -> dict[str, float]:
-    """Relative L2 error of every result, those that are next to nothing beside what they came from aside."""
-    largest = max((float(want[n].norm()) for n in results if n.startswith("d ")), default=0.0)
-    found = {}
-    for name, got in results.items():
-        scale = NEGLIGIBLE * largest if name.startswith("d ") else 0.0
-        came = case.states.get(name.replace("final state", "initial_state"))
-        if came is not None and name.startswith("final state"):
-            scale = ERASED * float(came.double().norm())
-        left = case.weights.get(name.removeprefix("d ").replace("initial_state", "final state"))
-        if left is not None and name.startswith("d initial_state"):
-            scale = max(scale, ERASED * float(left.double().norm()))
-        error = float((got.double() - want[name]).norm())
-        found[name] = error / max(float(want[name].norm()), scale, 1e-300)
-    return found
 
 
 def precision(subject: Subject, *, seed: int = 0, examples: int = 12, budget_s: float = inf) -> None:
