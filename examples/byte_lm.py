@@ -26,7 +26,7 @@ from torch import Tensor
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.nn.lm import LM
 from linalg_dsl.plots import save, spread
-from linalg_dsl.study.models import HYBRIDS, PATTERNS, Size, build
+from linalg_dsl.study.models import PATTERNS, Size, build
 from linalg_dsl.study.record import Record
 from linalg_dsl.study.training import Recipe, train
 
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> Record:
 
 
 def _one(name: str, size: Size, recipe: Recipe, task: Text, held_out: Tensor, device: str) -> dict[str, Any]:
-    model = build(name, replace(size, layers=max(size.layers, 2 if name in HYBRIDS else 1)), 256, 0, device)
+    model = build(name, size, 256, 0, device)
 
     def progress(step: int, loss: float, right: float) -> None:
         print(f"  {name} step {step}: {loss / math.log(2):.3f} bits per byte", flush=True)

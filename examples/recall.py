@@ -1,16 +1,16 @@
 """Recall from a memory: which operators find the value that was told last under a key?
 
     python examples/recall.py                                # softmax, linear, delta: minutes on a CPU
-    python examples/recall.py --all --seeds 3                # nine models, two layers each, with their spread
+    python examples/recall.py --all --seeds 3                # nine models with their spread
     python examples/recall.py --size gpu --all --device cuda # a usual size, for one GPU
     python examples/recall.py --tellings 1                   # every key is told once, as published
 
 Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927). Pairs of key and value go by, then
 every key is asked for. Here every key is told twice with different values, and the later one counts: a memory
-that only adds keeps both. All models get the same data, sizes, state size, short convolution and training.
-Each is trained on the largest number of pairs and tested on that and on smaller numbers. Results go into a
-JSON file as soon as they are there, and a second run goes on where the first one stopped; with matplotlib a
-plot is drawn.
+that only adds keeps both. All models get the same data, sizes, state size, short convolution and training;
+hybrids have two layers at least, one of each kind. Each is trained on the largest number of pairs and tested
+on that and on smaller numbers. Results go into a JSON file as soon as they are there, and a second run goes
+on where the first one stopped; with matplotlib a plot is drawn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.plots import save, spread
-from linalg_dsl.study.models import HYBRIDS, PATTERNS, Size, build
+from linalg_dsl.study.models import PATTERNS, Size, build
 from linalg_dsl.study.record import Record
 from linalg_dsl.study.tasks import Recall
 from linalg_dsl.study.training import Recipe, accuracy, train
@@ -51,8 +51,7 @@ def main(argv: list[str] | None = None) -> Record:
     options = _options(argv)
     size, task, recipe, counts = SIZES[options.size]
     names = options.models or (list(PATTERNS) if options.all else list(TOY))
-    if options.layers or any(n in HYBRIDS for n in names):
-        size = replace(size, layers=options.layers or 2)
+    size = replace(size, layers=options.layers or size.layers)
     counts = tuple(options.pairs or counts)
     task = replace(task, tellings=options.tellings or task.tellings, pairs=max(counts))
     recipe = replace(recipe, steps=options.steps or recipe.steps)

@@ -50,6 +50,7 @@ MaybeH = Annotated[int | None, typer.Option("--H", min=1, help="heads")]
 MaybeK = Annotated[int | None, typer.Option("--K", min=1, max=512, help="size of the key axis")]
 MaybeV = Annotated[int | None, typer.Option("--V", min=1, max=512, help="size of the value axis")]
 Backend = Annotated[str, typer.Option(help="auto, triton, torch or reference")]
+Schedule = Annotated[str | None, typer.Option(help="walk or two_level; by default the model's choice")]
 FAILED = 1
 BAD_INPUT = 2
 
@@ -78,6 +79,7 @@ def explain(
     html: Annotated[
         Path | None, typer.Option("--html", help="write a page with drawings, costs and code to this file")
     ] = None,
+    schedule: Schedule = None,
     json: Json = False,
 ) -> None:
     """Derive the chunk form and print it: class, rewrites, equations, costs, stability, schedule.
@@ -91,10 +93,11 @@ def explain(
       linalg-dsl explain kda --html kda.html
       linalg-dsl explain kda --latex
     """
+    from linalg_dsl.codegen.options import CompileOptions
     from linalg_dsl.driver import make_plan
 
     loaded = load_spec(spec)
-    plan = make_plan(loaded)
+    plan = make_plan(loaded, CompileOptions(schedule=schedule))
     if latex:
         text = plan.to_latex()
         Output(json).text(text, {"name": loaded.name, "latex": text})
@@ -126,6 +129,7 @@ def compile_(
     V: SizeV = 128,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="folder for the generated modules")] = None,
+    schedule: Schedule = None,
     json: Json = False,
 ) -> None:
     """Write the generated modules; with --target compile their kernels and print what they take.
@@ -144,7 +148,7 @@ def compile_(
         raise ArgumentError("give a .rec file, a name of the catalogue, or --all")
     output = Output(json)
     loaded = [load_spec(name) for name in wanted]
-    if not compile_all(loaded, target or [], K, V, dtype, out, output):
+    if not compile_all(loaded, target or [], K, V, dtype, out, output, schedule):
         raise typer.Exit(FAILED)
 
 

@@ -34,6 +34,7 @@ def compile_all(
     dtype: str,
     out: Path | None,
     output: Output,
+    schedule: str | None = None,
 ) -> bool:
     """Whether every kernel fits its target; equal kernels of several recurrences are compiled once."""
     places = _targets(targets)
@@ -45,7 +46,7 @@ def compile_all(
     for spec in specs:
         found: list[dict[str, Any]] = []
         try:
-            op = linalg_dsl.compile(spec)
+            op = linalg_dsl.compile(spec, schedule=schedule)
             if out is not None or not places:
                 for path in write_modules(op, out or Path("build")):
                     output.note(f"wrote {path}")

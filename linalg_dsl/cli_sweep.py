@@ -10,7 +10,9 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from linalg_dsl.cli_output import Output, load_spec
-from linalg_dsl.errors import ArgumentError
+
+INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C ends, as shells have it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def run_sweep(
         except KeyboardInterrupt:
             if files.record is None:
                 raise
-            raise ArgumentError(f"interrupted; the same command goes on from {files.record}") from None
+            output.problem(f"interrupted; the same command goes on from {files.record}")
+            raise SystemExit(INTERRUPTED) from None
     output.table("", found.columns(), found.rows, first_line_only=("problem",))
     output.data(list(found.rows))
     if files.csv is not None:

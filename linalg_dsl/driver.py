@@ -1,7 +1,8 @@
 """The driver: from what a user wrote to a torch op, stage by stage.
 
 text or Python function -> RecurrenceSpec           language.parser, language.builder
-RecurrenceSpec          -> Stages                   planner.split, a RecurrenceSpec each
+RecurrenceSpec          -> Stages                   planner.split, a RecurrenceSpec each;
+                                                    planner.micro_tokens, planner.two_axes
 RecurrenceSpec          -> CanonicalRecurrence      planner.canonical; where there is none
                         -> StepForm                 planner.step_form
 CanonicalRecurrence     -> ChunkPlan (forward)      planner.chunkwise
@@ -218,9 +219,13 @@ def into_stages(spec: RecurrenceSpec, options: CompileOptions) -> Stages:
     from linalg_dsl.planner.micro_tokens import choose_substeps
     from linalg_dsl.planner.split import split
     from linalg_dsl.planner.stages import Stage
+    from linalg_dsl.planner.two_axes import with_two_axes
 
     stages = split(spec)
-    steps = [choose_substeps(s, options.substeps) if isinstance(s, Stage) else s for s in stages.steps]
+    steps = [
+        with_two_axes(choose_substeps(s, options.substeps)) if isinstance(s, Stage) else s
+        for s in stages.steps
+    ]
     return replace(stages, steps=tuple(steps))
 
 
@@ -235,7 +240,8 @@ def make_plan(spec: RecurrenceSpec, options: CompileOptions | None = None) -> Pl
     for stage in stages.stages:
         own = stage_options(options, stages, stage)
         found = derive(stage.spec, own, {})
-        plans.append(StagePlan(found, options.chunk_size, partial(_traced, found, own)))
+        asked = (options.schedule, options.super_chunk, options.invariant)
+        plans.append(StagePlan(found, options.chunk_size, partial(_traced, found, own), *asked))
     return Plan(stages, tuple(plans))
 
 

@@ -43,9 +43,10 @@ class Module:
 
     def sizes(self, spec: RecurrenceSpec, sizes: Mapping[str, int]) -> dict[str, int]:
         """K and V of the stage, where K, V of the whole are given and other axes are consts of ``spec``."""
-        plain = {c.name: int(c.value.value) for c in spec.consts if isinstance(c.value, Number)}
-        known = {**plain, **sizes}
-        return {**sizes, **{a: known[d] for a, d in self.axes if isinstance(d, str) and d in known}}
+        known: dict[Dim, int] = {d: d for _, d in self.axes if isinstance(d, int)}
+        known |= {c.name: int(c.value.value) for c in spec.consts if isinstance(c.value, Number)}
+        known.update(sizes)
+        return {**sizes, **{a: known[d] for a, d in self.axes if d in known}}
 
 
 @dataclass(frozen=True)

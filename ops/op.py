@@ -304,11 +304,12 @@ class CompiledOp:
     def export(self, path: str | os.PathLike[str], backend: str | None = None) -> Path:
         """Writes one file that needs only torch (and triton): the module and a function to call it."""
         from linalg_dsl.codegen.emit.standalone import StageModule, standalone_text
+        from linalg_dsl.codegen.emit.torch_helpers import inlined
 
         chosen = backend or self._default_backend()
         target = Path(path)
         modules = [
-            StageModule(stage, op.module_text(chosen), op.operator(chosen).consts)
+            StageModule(stage, inlined(op.module_text(chosen)), op.operator(chosen).consts)
             for op, stage in zip(self.stage_ops, self.stages.stages, strict=True)
         ]
         target.write_text(standalone_text(self.stages, modules, self.program_text), encoding="utf-8")

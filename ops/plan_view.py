@@ -263,6 +263,7 @@ class Plan:
             return K, V
         known: dict[Dim, int | None] = {"K": K, "V": V}
         known |= {c.name: int(c.value.value) for c in self.steps.spec.consts if isinstance(c.value, Number)}
+        known |= {d: d for _, d in stage.axes if isinstance(d, int)}
         axes = dict(stage.axes)
         return known.get(axes.get("K", "K")), known.get(axes.get("V", "V"))
 

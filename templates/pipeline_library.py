@@ -87,3 +87,13 @@ def last_token(x, first, heads, cu_seqlens):
     ends = (cu_seqlens[1:].long() - 1).clamp_min(0)
     empty = (cu_seqlens.diff() == 0).view(-1, *[1] * (x.dim() - 2))
     return torch.where(empty, ahead, x[0][ends].to(kind))
+
+
+def one(like):
+    """The vector of a single one, for every head."""
+    return like.new_ones((1, 1))
+
+
+def column(state):
+    """A vector state, if it was handed in, as a matrix with one column."""
+    return None if state is None else state[..., None]

@@ -171,7 +171,7 @@ KEYS = ["name", "class", "verdict", "line", "rewrites", "form", "forward", "back
     [
         ("gated_delta_rule", ["scalar gate + rank 1"]),
         ("mamba1", ["scan"]),
-        ("mlstm", ["scan", "scan", "scalar gate"]),
+        ("mlstm", ["scan", "scalar gate", "scalar gate"]),
     ],
 )
 def test_an_explanation_as_data_has_the_same_keys_for_every_class(

@@ -38,7 +38,7 @@ PLACES = {
     "networkx": ["linalg_dsl.planner.graph", "linalg_dsl.codegen.schedule.*", "linalg_dsl.report.*"],
     "triton": ["linalg_dsl.codegen.targets", "linalg_dsl.templates.*", "linalg_dsl.ops.*"],
     "torch": [
-        "linalg_dsl.templates.pipeline_library",
+        "linalg_dsl.templates.*_library",
         "linalg_dsl.codegen.targets",
         "linalg_dsl.codegen.schedule.evaluate*",
         "linalg_dsl.planner.evaluate*",

@@ -19,7 +19,7 @@ from linalg_dsl.codegen.emit.signature import (
     tuple_text,
 )
 from linalg_dsl.codegen.emit.token_text import token_text
-from linalg_dsl.planner.stages import Shift, Stage, Stages, TokenStep
+from linalg_dsl.planner.stages import ONES, Shift, Stage, Stages, TokenStep
 
 _LOCALS = (
     "stages", "tensors", "initials", "numbers", "cu_seqlens", "want", "heads", "run",
@@ -166,24 +166,34 @@ class _Emitter:
 
     def _stage(self, step: Stage) -> Sequence[str]:
         number = self.stages.stages.index(step)
-        given = [self.values[a] for a in step.arguments]
+        some = next(iter(self.values.values()))
+        given = [f"one({some})" if a == ONES else self.values[a] for a in step.arguments]
         first = next(i for i, a in enumerate(step.arguments) if a in self.timed)
-        initials = tuple_text(self.initials[n] for n in step.states)
-        want = "want" if step.keeps else "False"
+        column = step.column
+        before: list[str] = []
+        after: list[str] = []
+        initials = tuple_text(
+            f"column({self.initials[n]})" if column else self.initials[n] for n in step.states
+        )
+        want, offsets = "want" if step.keeps else "False", "cu_seqlens"
         if not {i.name for i in self.spec.inputs} <= {*step.arguments}:  # else the largest count is there
             counts = tuple_text(
                 f"{self.values[a]}.shape[{2 if a in self.timed else 0}]"
                 for a in dict.fromkeys(step.arguments)
+                if a != ONES
             )
             own = f"stage_heads(heads, {counts}, {initials}, {want})"
             given[first] = f"spread({given[first]}, {own}, 2)"
-        name = self._made(step.result, True, sum(d != 1 for d in step.spec.outputs[0].value.shape))
+        dims = tuple(d for d in step.spec.outputs[0].value.shape if d not in (1, column))
+        name = self._made(step.result, True, len(dims))
+        if column in step.spec.outputs[0].value.shape:
+            after.append(f"{name} = {name}[..., 0]")
         lasts = "_"
         if step.keeps:
             names = [self.names.unique(f"{n}_last") for n in step.states]
             self.finals |= dict(zip(step.states, names, strict=True))
             lasts = tuple_text(names)
-        offsets, before, after = "cu_seqlens", [], []
+            after += [f"{x} = {x}[..., 0] if want else None" for x in names if column]
         if step.layouts:
             rows = next(i for i, layout in enumerate(step.layouts) if layout == "rows")
             count = self.names.unique("substeps")
@@ -203,7 +213,7 @@ class _Emitter:
                     case fill:
                         given[i] = f"at_first({x}, {count}, {float(fill)!r})"
             offsets = f"None if cu_seqlens is None else cu_seqlens * {count}"
-            after = [f"{name} = {name}[:, {count} - 1 :: {count}]"]
+            after.append(f"{name} = {name}[:, {count} - 1 :: {count}]")
         call = f"stages[{number}]({tuple_text(given)}, {initials}, {offsets}, {want})"
         return [*before, f"{name}, {lasts} = {call}", *after]
 

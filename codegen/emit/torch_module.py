@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.metadata import version
 
-from linalg_dsl.codegen.emit.names import Names, ascii_text
-from linalg_dsl.codegen.emit.render import render
-from linalg_dsl.codegen.emit.signature import (
-    axis_source,
-    equations,
-    literal,
-    output_dims,
-    output_like,
-    output_shape,
-    row_count,
-    run_time_consts,
-    sized,
-    tuple_text,
-)
-from linalg_dsl.codegen.emit.torch_helpers import helper_sources
+from linalg_dsl.codegen.emit.names import Names
+from linalg_dsl.codegen.emit.signature import row_count, run_time_consts, tuple_text
+from linalg_dsl.codegen.emit.torch_layout import PrintedFunction, TorchText
 from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter
 from linalg_dsl.codegen.emit.torch_text import Text
 from linalg_dsl.codegen.emit.trace import Trace
@@ -31,44 +17,6 @@ from linalg_dsl.planner.plan import ChunkPlan
 CHUNK = 64
 CHANNEL_CHUNK = 64
 """Tokens per chunk where the caller does not say; the second with a decay per channel."""
-
-
-@dataclass(frozen=True, slots=True)
-class TorchModule:
-    """What templates/torch_module.py.jinja asks for."""
-
-    title: str
-    version: str
-    equations: tuple[str, ...]
-    name_literal: str
-    input_names: str
-    const_names: str
-    chunk: int
-    inputs: tuple[str, ...]
-    timed: str
-    states: str
-    one_state: bool
-    state_dims: tuple[str, ...]
-    state_shape: str
-    turn: str
-    output_dims: str
-    output_shape: str
-    forward_args: tuple[str, ...]
-    forward_lines: tuple[str, ...]
-    forward_result: str
-    backward_args: tuple[str, ...]
-    backward_lines: tuple[str, ...]
-    backward_result: str
-    has_gradient: str
-    resets: str
-    output_like: int
-    wide: bool
-    first_timed: int
-    key_from: int
-    key_axis: int
-    value_from: int
-    value_axis: int
-    helpers: tuple[str, ...]
 
 
 def emit_torch(
@@ -107,46 +55,34 @@ def emit_torch(
     if trace is not None:
         trace |= {"forward_chunk": fwd.printer.values(), "backward_chunk": bwd.printer.values()}
     token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
-    key, value = axis_source(spec, "K"), axis_source(spec, "V")
-    dims = sized(output_dims(spec), numbers)
-    layout = tuple(map(str, spec.states[0].dims))
-    return render(
-        "torch_module.py.jinja",
-        TorchModule(
-            title=ascii_text(spec.name),
-            version=version("linalg_dsl"),
-            equations=equations(spec),
-            name_literal=f'"{ascii(spec.name)[1:-1]}"',
-            input_names=literal(i.name for i in spec.inputs),
-            const_names=literal(consts),
-            chunk=chunk_size or default_chunk(canonical),
-            inputs=tuple(fwd.inputs),
-            timed=tuple_text(repr(i.timed) for i in spec.inputs),
-            states=literal(states),
-            one_state=len(states) == 1,
-            state_dims=layout,
-            state_shape=", ".join({"K": "key", "V": "value"}[d] for d in layout),
-            turn="" if layout == ("K", "V") else ".mT",
-            output_dims=repr(dims),
-            output_shape=output_shape(dims),
-            forward_args=tuple(fwd.args),
-            forward_lines=fwd.body(token),
-            forward_result=f"{o.code}, {tuple_text(x.code for x in after)}",
-            backward_args=tuple(bwd.args),
-            backward_lines=bwd.body(token),
-            backward_result=f"{tuple_text(d_states)}, {tuple_text(grads)}",
-            has_gradient=tuple_text(repr(g != "None") for g in grads) if "None" in grads else "",
-            resets=tuple_text(repr(i.kind == "log_gate") for i in spec.inputs),
-            output_like=output_like(spec),
-            wide=wide,
-            first_timed=token,
-            key_from=key[0],
-            key_axis=key[1],
-            value_from=value[0],
-            value_axis=value[1],
-            helpers=helper_sources(fwd.printer.used | bwd.printer.used),
+    return TorchText(
+        spec,
+        unit="chunk",
+        way="the chunkwise form",
+        note="Inside a chunk a token value is [B, H, C, D], a score [B, H, C, C] (row t, column s), a state "
+        "[B, H, K, V].",
+        chunk=chunk_size or default_chunk(canonical),
+        consts=consts,
+        states=tuple(states),
+        numbers=numbers,
+        wide=wide,
+        inputs=tuple(fwd.inputs),
+        gradients=[g != "None" for g in grads],
+        used=fwd.printer.used | bwd.printer.used,
+        forward=PrintedFunction(
+            tuple(fwd.args),
+            fwd.body(token),
+            f"{o.code}, {tuple_text(x.code for x in after)}",
+            f"The output rows of one chunk and the {'state' if len(states) == 1 else 'states'} after it.",
         ),
-    )
+        backward=PrintedFunction(
+            tuple(bwd.args),
+            bwd.body(token),
+            f"{tuple_text(d_states)}, {tuple_text(grads)}",
+            f"The gradient of the {'state' if len(states) == 1 else 'states'} before one chunk, and those of "
+            f"its {', '.join(fwd.inputs)}.",
+        ),
+    ).text()
 
 
 class _Function:

@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
 
 from linalg_dsl.algebra.expr import Dim
-from linalg_dsl.codegen.emit.names import Names, ascii_text
-from linalg_dsl.codegen.emit.render import render
-from linalg_dsl.codegen.emit.signature import (
-    axis_source,
-    equations,
-    literal,
-    output_dims,
-    output_like,
-    row_count,
-    run_time_consts,
-    sized,
-    tuple_text,
-)
-from linalg_dsl.codegen.emit.torch_helpers import helper_sources
+from linalg_dsl.codegen.emit.names import Names
+from linalg_dsl.codegen.emit.signature import axis_source, output_dims, row_count, run_time_consts, tuple_text
+from linalg_dsl.codegen.emit.torch_layout import PrintedFunction, TorchText
 from linalg_dsl.codegen.emit.torch_step_printer import TokenPrinter
 from linalg_dsl.codegen.emit.torch_text import Text
 from linalg_dsl.codegen.emit.trace import Trace
@@ -31,40 +18,6 @@ from linalg_dsl.planner.step_values import state_axes
 
 CHUNK = 32
 """Tokens between two saved states where the caller does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class TorchStepModule:
-    """What templates/torch_step_module.py.jinja asks for."""
-
-    title: str
-    version: str
-    equations: tuple[str, ...]
-    name_literal: str
-    input_names: str
-    const_names: str
-    timed: str
-    states: str
-    starts: str
-    output_dims: str
-    chunk: int
-    inputs: tuple[str, ...]
-    forward_args: tuple[str, ...]
-    forward_lines: tuple[str, ...]
-    forward_result: str
-    backward_args: tuple[str, ...]
-    backward_lines: tuple[str, ...]
-    backward_result: str
-    has_gradient: str
-    state_layouts: tuple[str, ...]
-    state_shapes: str
-    output_shape: str
-    output_like: int
-    wide: bool
-    first_timed: int
-    size_names: str
-    size_sources: tuple[str, ...]
-    helpers: tuple[str, ...]
 
 
 def emit_torch_step(
@@ -99,44 +52,33 @@ def emit_torch_step(
     if trace is not None:
         trace |= {"forward_token": fwd.printer.values(), "backward_token": bwd.printer.values()}
     dims = output_dims(spec)
-    axes = [a for a in ("K", "V") if any(a in i.dims for i in spec.inputs)]
-    sources = [axis_source(spec, a) for a in axes]
-    return render(
-        "torch_step_module.py.jinja",
-        TorchStepModule(
-            title=ascii_text(spec.name),
-            version=version("linalg_dsl"),
-            equations=equations(spec),
-            name_literal=f'"{ascii(spec.name)[1:-1]}"',
-            input_names=literal(i.name for i in spec.inputs),
-            const_names=literal(consts),
-            timed=tuple_text(repr(i.timed) for i in spec.inputs),
-            states=literal(states),
-            starts=tuple_text(float_text(s.start) for s in spec.states),
-            output_dims=repr(sized(dims, numbers)),
-            chunk=chunk_size or CHUNK,
-            inputs=tuple(fwd.inputs),
-            forward_args=tuple(fwd.args),
-            forward_lines=fwd.body(),
-            forward_result=", ".join([turned_text(o.code, dims), *next_states]),
-            backward_args=tuple(bwd.args),
-            backward_lines=bwd.body(),
-            backward_result=f"{tuple_text(d_states)}, {tuple_text(grads)}",
-            has_gradient=tuple_text(repr(g != "None") for g in grads) if "None" in grads else "",
-            state_layouts=tuple(
-                f"{fwd.leaves['carry', s.name]} [{', '.join(['N', 'H', *map(str, s.dims)])}]"
-                for s in spec.states
-            ),
-            state_shapes=tuple_text(tuple_text(fwd.size(d) for d in s.dims) for s in spec.states),
-            output_shape=tuple_text(["batch", "length", "heads", *(fwd.size(d) for d in dims)]),
-            output_like=output_like(spec),
-            wide=wide,
-            first_timed=next(i for i, decl in enumerate(spec.inputs) if decl.timed),
-            size_names=", ".join(["batch", "length", "heads", *axes]),
-            size_sources=tuple(f"tensors[{i}].shape[{at}]" for i, at in sources),
-            helpers=helper_sources(fwd.printer.used | bwd.printer.used),
+    return TorchText(
+        spec,
+        unit="token",
+        way="one token after the other",
+        note="Inside a step a token value is [B, H, D], a scalar [B, H], a matrix [B, H, K, V] (small axes "
+        "first).",
+        chunk=chunk_size or CHUNK,
+        consts=consts,
+        states=tuple(states),
+        numbers=numbers,
+        wide=wide,
+        inputs=tuple(fwd.inputs),
+        gradients=[g != "None" for g in grads],
+        used=fwd.printer.used | bwd.printer.used,
+        forward=PrintedFunction(
+            tuple(fwd.args),
+            fwd.body(),
+            ", ".join([turned_text(o.code, dims), *next_states]),
+            "The output of one token, and the states after it.",
         ),
-    )
+        backward=PrintedFunction(
+            tuple(bwd.args),
+            bwd.body(),
+            f"{tuple_text(d_states)}, {tuple_text(grads)}",
+            f"The gradients of the states before one token, and those of its {', '.join(fwd.inputs)}.",
+        ),
+    ).text()
 
 
 class StepFunction:
@@ -234,7 +176,3 @@ def turned_text(code: str, dims: Sequence[Dim]) -> str:
 def _dims(spec: RecurrenceSpec) -> set[Dim]:
     given = {d for i in spec.inputs for d in i.dims} | {d for s in spec.states for d in s.dims}
     return given - {"K", "V"}
-
-
-def float_text(x: float) -> str:
-    return f'float("{x}")' if x in (float("inf"), float("-inf")) else repr(x)

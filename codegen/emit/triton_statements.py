@@ -345,6 +345,7 @@ class Statements:
                     and self.nodes[f].axes in ((), ("t",))
                     and known
                     and x in self.raw
+                    and self.nodes[x].axes == node.axes  # a param is no tile of tokens
                 ):
                     return f, x
         return None, n

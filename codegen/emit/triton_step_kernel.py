@@ -142,7 +142,7 @@ def forward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepN
     """The kernel over the tokens: outputs, states after, and the states before every C-th token."""
     k = _Kernel(spec, schedule, launcher)
     memory, plan = k.memory, schedule.forward
-    tiles = memory.tiles([plan])
+    tiles = memory.tiles([plan], each=1)  # its sums are over the other axis: all of a column in one thread
     carries = {name: memory.names.unique(f"b_{name}") for name in k.states}
     saves = needs_states(schedule.backward)
     k["after"].append(f"if {memory.flag('WANT_LAST', 'output_final_state')}:")
@@ -177,7 +177,8 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
     k = _Kernel(spec, schedule, launcher)
     memory, plan = k.memory, schedule.backward
     replays = needs_states(plan)
-    tiles = memory.tiles([plan, schedule.forward] if replays else [plan])
+    # sums over either axis: threads in both directions
+    tiles = memory.tiles([plan, schedule.forward] if replays else [plan], each=4)
     d_states = {name: memory.names.unique(f"b_d_{name}") for name in k.states}
     for i, (name, state) in enumerate(k.states.items()):
         axes, tile = memory.state_axes(state)

@@ -95,14 +95,22 @@ class StepMemory:
         name = dimension(axis)
         return name if name in ("K", "V") else str(self.launcher.rows[name])
 
-    def tiles(self, plans: Iterable[ChunkPlan]) -> dict[str, Tile]:
-        """The tile of every axis; its offsets and mask are the first lines of the kernel."""
+    def tiles(self, plans: Iterable[ChunkPlan], each: int | None = None) -> dict[str, Tile]:
+        """The tile of every axis; its offsets and mask are the first lines of the kernel.
+
+        ``each``: how many neighbours along the split axis a thread may hold. Otherwise the compiler lays out
+        a state's tile by what it may load at once, up to 16 bytes, which leaves the other threads to share
+        the axis that is summed over at every token.
+        """
         found = {}
         for axis in dict.fromkeys(a for p in plans for n in p.nodes for a in n.axes):
             low, length = axis_name(axis), self.length(axis)
-            first = "i_block * BLOCK + " if axis == self.split else ""
+            offsets = f"tl.arange(0, {length})"
+            if axis == self.split:
+                offsets = f"i_block * BLOCK + {offsets}"
+                offsets = offsets if each is None else f"tl.multiple_of({offsets}, {each})"
             self.before += [
-                f"o_{low} = {first}tl.arange(0, {length})",
+                f"o_{low} = {offsets}",
                 f"m_{low} = o_{low} < {self.size(axis)}",
             ]
             found[axis] = Tile(length, f"m_{low}")

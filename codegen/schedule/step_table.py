@@ -19,10 +19,11 @@ def choose_step(
 ) -> tuple[int, int, int, int, int]:
     """(block of the split axis, warps, stages, tokens per group, tokens whose states stay in registers).
 
-    ``cut``: entries of the split axis, 0 if nothing is split. One warp with an entry of the split axis per
-    thread where that fits: sums over the other axes then need little exchange. A thread holds up to 64
-    elements of the states, 32 in the backward, which has their gradients too. A wait for memory costs more
-    than a token's arithmetic, so the tokens of a group are loaded together: 8 where the states are vectors.
+    ``cut``: entries of the split axis, 0 if nothing is split. Blocks are so narrow that one warp can hold
+    them: its sums need no barrier, and in the forward, with a thread for every entry of the split axis,
+    hardly an exchange. A thread holds up to 64 elements of the states, 32 in the backward, which has their
+    gradients too. A wait for memory costs more than a token's arithmetic, so the tokens of a group are
+    loaded together: 16 where the states are vectors, 8 in the backward.
     """
     if square:  # products of matrices: their operands take the memory that stages would
         return (16 if cut else 0), 8 if square > 8192 else 4, 1, 1, 1
@@ -35,13 +36,14 @@ def choose_step(
     cut = 1 << max(0, cut - 1).bit_length()
     vectors, most = own <= 4, 32 if backward else 64
     block = min(cut, 64 if vectors else 32)
-    while block > 16 and (own * block > 32 * most or lanes * (cut // block) < units):
+    least = 32 if vectors else 8
+    while block > least and (own * block > 32 * most or lanes * (cut // block) < 4 * units):
         block //= 2
     warps = 1
     while warps < 8 and own * block > 32 * warps * most:
         warps *= 2
     if vectors:
-        return block, warps, 1, 8, 8
+        return (block, warps, 1, 8, 8) if backward else (block, warps, 1, 16, 16)
     each = max(1, own * block // (32 * warps))  # elements of the states that a thread holds
     if backward:
         return block, warps, 1, 2 if each <= 32 else 1, 2 if each <= 16 else 1
@@ -49,24 +51,30 @@ def choose_step(
 
 
 def choose_decode(
-    own: int, cut: int, square: int, partial: bool, lanes: int, units: int
+    own: int, whole: int, cut: int, square: int, partial: bool, lanes: int, units: int
 ) -> tuple[int, int, int]:
     """(block of the split axis, warps, tokens per group) where decoding is a matter of moving the states.
 
     A thread holds 32 elements of the states, so that several programs of a multiprocessor have loads under
     way; the rows of a block are 128 bytes of a float32 state, less where there are not enough programs.
-    ``partial``: each block writes a part of the output, to be added up, unless one block has all.
+    ``whole``: elements of the states without the split axis; where there are such, one program goes over all
+    blocks, of which there are few then. ``partial``: each block writes a part of the output, to be added up,
+    unless one block has all.
     """
     if square:  # products of matrices
         return (16 if cut else 0), 8 if square > 8192 else 4, 1
     cut = 1 << max(0, cut - 1).bit_length() if cut else 0
-    block = min(cut, 128 if own <= 4 else 32)
-    if partial and own * cut <= 16384:
+    block = min(cut, 128 if own <= 4 or whole else 32)
+    if partial and whole + own * cut <= 16384:
         block = cut
+    elif whole:
+        while block > 8 and whole + own * block > 16384:
+            block //= 2
     else:
         while block > 8 and (own * block > 8192 or lanes * (cut // block) < units):
             block //= 2
+    held = whole + own * block if cut else max(own, whole)
     warps = 1
-    while warps < 8 and own * max(block, 1) > 32 * warps * 32:
+    while warps < (16 if whole > 8192 else 8) and held > 32 * warps * 32:
         warps *= 2
-    return block, warps, 2 if own * max(block, 1) <= 32 * warps * 32 else 1
+    return block, warps, 2 if held <= 32 * warps * 32 else 1

@@ -77,7 +77,7 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
         sigma=found.columns.sigma,
         reads=tuple(replace(r, state=places[spec.states[r.state].name]) for r in output.reads),
         token_terms=output.token_terms,
-        output=spec.outputs[0].target,
+        output=_plan_name(spec.outputs[0].target),
         stack=found.stack,
         span=spec.updates[0].span,
     )
@@ -146,6 +146,11 @@ def _read_updates(spec: RecurrenceSpec, constants: Constants) -> _Updates:
     _check_size(columns, spec.updates[0], states)
     order = names if stack is None else stack.states
     return _Updates(maps[0].axis, decay, columns, decayed is not None, record, order, stack)
+
+
+def _plan_name(output: str) -> str:
+    """The output's name in plans, where d_x is the gradient of x."""
+    return f"out_{output}" if output.startswith("d_") else output
 
 
 def classify(rec: Recurrence) -> str:

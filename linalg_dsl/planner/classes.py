@@ -9,6 +9,7 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.canonical import canonicalise
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.step_form import StepForm, step_form
+from linalg_dsl.planner.two_axes import obstacles
 
 NO_CHUNK_FORM = frozenset({f"E95{i}" for i in range(1, 10)})
 """Codes of what has no chunk form; other mistakes are mistakes in every class."""
@@ -24,7 +25,12 @@ def find_form(spec: RecurrenceSpec, consts: Mapping[str, float]) -> CanonicalRec
     except DslError as missing:
         if any(m.code not in NO_CHUNK_FORM for m in missing.mistakes):
             raise
-        return step_form(spec, consts, tuple(map(_reason, missing.mistakes)))
+        reasons = obstacles(spec) if _has_other_axes(spec) else ()
+        return step_form(spec, consts, reasons or tuple(map(_reason, missing.mistakes)))
+
+
+def _has_other_axes(spec: RecurrenceSpec) -> bool:
+    return len(spec.states) == 1 and spec.states[0].dims not in (("K", "V"), ("V", "K"))
 
 
 def _reason(mistake: Mistake) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from linalg_dsl.algebra.expr import Expr, Iterate, Symbol, mul, transpose
-from linalg_dsl.algebra.rules import is_matrix
+from linalg_dsl.algebra.rules import BIG_DIMS, is_matrix
 from linalg_dsl.algebra.traverse import scalars_first, symbols, transform, walk
 from linalg_dsl.algebra.unroll import unroll
 from linalg_dsl.errors import DslError
@@ -24,11 +24,21 @@ Component = frozenset[str]
 def split(spec: RecurrenceSpec) -> Stages:
     """The stages of a spec; one that is a single component and has no shifts is its own only stage.
 
-    Raises ``DslError`` where a stage cannot be made.
+    Unless its state has another axis than K and V, for which one of these can stand in a stage. Raises
+    ``DslError`` where a stage cannot be made.
     """
     groups = _grouped(spec)
     if len(groups) == 1 and not spec.shifted:
-        return single(spec)
+        if all(d in BIG_DIMS for s in spec.states for d in s.dims):
+            return single(spec)
+        try:
+            return _staged(spec, groups)
+        except DslError:
+            return single(spec)
+    return _staged(spec, groups)
+
+
+def _staged(spec: RecurrenceSpec, groups: list[Component]) -> Stages:
     flat, fixed = _without_loops_that_read(spec, groups)
     stages = replace(_Splitter(flat, groups).run(), spec=spec, fixed=fixed)
     verify(stages)

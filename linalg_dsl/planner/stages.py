@@ -66,16 +66,19 @@ class TokenStep:
 Layout = Literal["rows", "repeat", "param"] | float
 """How an argument of n rows or a single one becomes n tokens: each row is a token; all n are the same; a
 param has no tokens; a number: the first is the argument, the others are that number."""
+ONES = "1"
+"""The argument of a stage that is a vector of ones, on an axis of length 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One recurrence: ``arguments`` are the values of its inputs, in order, ``result`` that of its output.
 
-    ``axes``: the axis of the whole recurrence that each axis of the stage is. ``keeps``: its final states
-    are those of the call (of the runs that share an update, the first). With ``layouts``, one for each
-    argument, every token is n tokens of the stage, n the rows of those laid out by rows, and the output is
-    that of the last of n. ``note`` says what was chosen, and why.
+    ``axes``: the axis of the whole recurrence that each axis of the stage is; 1 for an axis that only the
+    stage has, on which its state is the column that the whole recurrence has as a vector. ``keeps``: its
+    final states are those of the call (of the runs that share an update, the first). With ``layouts``, one
+    for each argument, every token is n tokens of the stage, n the rows of those laid out by rows, and the
+    output is that of the last of n. ``note`` says what was chosen, and why.
     """
 
     spec: RecurrenceSpec
@@ -89,6 +92,11 @@ class Stage:
     @property
     def states(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.spec.states)
+
+    @property
+    def column(self) -> str | None:
+        """The axis of length 1, the last of the state, that the whole recurrence does not have."""
+        return next((a for a, d in self.axes if d == 1), None)
 
     @property
     def headline(self) -> tuple[str, ...]:
@@ -175,7 +183,7 @@ def verify(stages: Stages) -> None:
                 _need(known, _value_names(value), step.name)
                 made = step.name
             case Stage():
-                _need(known, step.arguments, step.spec.name)
+                _need(known | {ONES}, step.arguments, step.spec.name)
                 if len(step.arguments) != len(step.spec.inputs):
                     raise InternalError(f"stage {step.spec.name} has {len(step.spec.inputs)} inputs")
                 if not set(step.states) <= carried:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from linalg_dsl.errors import ArgumentError
 from linalg_dsl.nn.lm import LM
 
 PATTERNS: dict[str, str] = {
@@ -22,7 +21,7 @@ PATTERNS: dict[str, str] = {
     "delta_full": "delta full@mid,last",
     "gated_delta_window": "gdn window(16)@mid,last",
 }
-"""Nine models by name: softmax attention, six recurrences, two hybrids (which need two layers)."""
+"""Nine models by name: softmax attention, six recurrences, two hybrids."""
 HYBRIDS = ("delta_full", "gated_delta_window")
 
 INVENTED = """
@@ -64,15 +63,16 @@ def build(
 ) -> LM:
     """A model of ``PATTERNS`` or of any layer pattern, its parameters drawn from ``seed``.
 
+    A hybrid has at least two layers, one of each kind.
+
     Softmax layers get the short convolution that the recurrences have, so that none is at a disadvantage in
     seeing the token before. The state of a head is head_dim x head_dim for all.
     """
     pattern = PATTERNS.get(name, name)
-    if name in HYBRIDS and size.layers < 2:
-        raise ArgumentError(f"{name} is a hybrid and needs at least 2 layers, got {size.layers}")
+    layers_of = max(size.layers, 2) if name in HYBRIDS else size.layers
     torch.manual_seed(seed)
     model = LM(
-        vocab_size, size.hidden, pattern, num_layers=size.layers, num_heads=size.heads,
+        vocab_size, size.hidden, pattern, num_layers=layers_of, num_heads=size.heads,
         head_dim=size.head_dim, value_dim=size.head_dim, layers={"invented": INVENTED, **(layers or {})},
         mlp_ratio=size.mlp_ratio, conv_size=size.conv, attention_conv_size=size.conv, init_std=size.init_std,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from linalg_dsl.codegen.emit import render as render_module
 from linalg_dsl.codegen.emit.pipeline import Pipeline
 from linalg_dsl.codegen.emit.render import render, template_variables
 from linalg_dsl.codegen.emit.standalone import Standalone, StandaloneCall
-from linalg_dsl.codegen.emit.torch_module import TorchModule
+from linalg_dsl.codegen.emit.torch_layout import TorchModule
 from linalg_dsl.errors import InternalError
 
 

@@ -209,6 +209,26 @@ def test_shards_of_the_heads_add_up_to_the_layer(name: str) -> None:
     assert all(p.grad is not None for p in parts[1].parameters())
 
 
+@pytest.mark.parametrize("name", ["gated_delta_rule", "mamba3", "gsa"])
+def test_packed_sequences_go_on_from_their_states(name: str) -> None:
+    mixer = small_mixer(name)
+    lengths = [(5, 4), (1, 1), (0, 3), (2, 0), (1, 6)]  # first call, second call
+    wholes = [torch.randn(1, a + b, 16) for a, b in lengths]
+    offsets = [torch.tensor([0, *n]).cumsum(0) for n in zip(*lengths, strict=True)]
+    firsts = torch.cat([x[:, :a] for x, (a, _) in zip(wholes, lengths, strict=True)], dim=1)
+    seconds = torch.cat([x[:, a:] for x, (a, _) in zip(wholes, lengths, strict=True)], dim=1)
+    y, state = mixer(firsts, return_state=True, cu_seqlens=offsets[0])
+    z, last = mixer(seconds, state, return_state=True, cu_seqlens=offsets[1])
+    for i, x in enumerate(wholes):
+        want, ended = mixer(x, return_state=True)
+        found = torch.cat(
+            [y[:, offsets[0][i] : offsets[0][i + 1]], z[:, offsets[1][i] : offsets[1][i + 1]]], 1
+        )
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+        for tail, own in zip(last.tails.values(), ended.tails.values(), strict=True):
+            torch.testing.assert_close(tail[i : i + 1], own)
+
+
 def test_decode_steps_leave_an_old_state_alone_unless_told() -> None:
     mixer = small_mixer("gated_delta_rule")
     x = torch.randn(2, 6, 16)

@@ -80,6 +80,17 @@ def test_one_kernel_does_the_same(name: str) -> None:
     assert op.source("step", "triton").count("@triton.jit(do_not_specialize") == 1
 
 
+@pytest.mark.parametrize("name", ["gla", "gated_oja", "mlstm", "kalman"])
+def test_blocks_write_their_own_part_and_the_last_what_all_have(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = make_call(name, 2, 4, 2, 3, 5).to(torch.float32)
+    op = lazy(spec_of(name), backend="triton")
+    module = op.decoder.operator("triton").module
+    monkeypatch.setattr(module, "choose_decode", lambda *sizes: (2, 1, 1))
+    assert_near(by_steps(op, call, [0, 1, 4]), by_reference(call), 2e-4)
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_rows_of_the_token_before_are_carried(backend: str) -> None:
     op = lazy(ROWS, backend=backend)

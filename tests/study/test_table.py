@@ -99,7 +99,7 @@ def test_recall_is_trained_for_the_column(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.rows[0]["recall"] > 0.3  # one in four by chance, none at the start
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = CliRunner()
     files = ["--csv", str(tmp_path / "t.csv"), "--out", str(tmp_path / "t.json")]
     done = run.invoke(app, ["sweep", "retnet", "gla", "--vary", "rank: 1, 2", "--no-check", *files])
@@ -110,5 +110,13 @@ def test_the_command(tmp_path: Path) -> None:
     )
     rows = json.loads(again.stdout)
     assert [r["variant"] for r in rows] == [f"{n}; rank: {r}" for n in ("retnet", "gla") for r in (1, 2)]
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(table, "_fill", interrupted)
+    stopped = run.invoke(app, ["sweep", "kda", "--out", str(tmp_path / "other.json")])
+    assert stopped.exit_code == 130
+    assert "the same command goes on from" in " ".join(stopped.output.split())
     bad = run.invoke(app, ["sweep", "gla", "--vary", "nothing"])
     assert isinstance(bad.exception, ArgumentError)

@@ -1,0 +1,141 @@
+"""What the generated PyTorch modules of chunks and of single tokens have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from linalg_dsl.algebra.expr import Dim
+from linalg_dsl.codegen.emit.names import ascii_text
+from linalg_dsl.codegen.emit.render import render
+from linalg_dsl.codegen.emit.signature import (
+    axis_source,
+    equations,
+    literal,
+    output_dims,
+    output_like,
+    sized,
+    tuple_text,
+)
+from linalg_dsl.codegen.emit.torch_helpers import library_import
+from linalg_dsl.language.spec import RecurrenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedFunction:
+    """One generated function: the names of its arguments, its statements, and what it returns."""
+
+    args: tuple[str, ...]
+    lines: tuple[str, ...]
+    result: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class TorchModule:
+    """What templates/torch_module.py.jinja asks for."""
+
+    title: str
+    way: str
+    version: str
+    equations: tuple[str, ...]
+    note: str
+    library: str
+    name_literal: str
+    input_names: str
+    const_names: str
+    states: str
+    layout: tuple[tuple[str, str], ...]
+    unit: str
+    inputs: tuple[str, ...]
+    forward_args: tuple[str, ...]
+    forward_lines: tuple[str, ...]
+    forward_result: str
+    forward_doc: str
+    backward_args: tuple[str, ...]
+    backward_lines: tuple[str, ...]
+    backward_result: str
+    backward_doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class TorchText:
+    """A module over whole sequences: ``unit`` is what its two functions are of, "chunk" or "token".
+
+    ``inputs``: their names in the functions; ``gradients``: which have one; ``numbers``: fixed consts;
+    ``used``: the functions of the library that the statements call.
+    """
+
+    spec: RecurrenceSpec
+    unit: str
+    way: str
+    note: str
+    chunk: int
+    consts: tuple[str, ...]
+    states: tuple[str, ...]
+    numbers: dict[str, float]
+    wide: bool
+    inputs: tuple[str, ...]
+    gradients: Sequence[bool]
+    used: Collection[str]
+    forward: PrintedFunction
+    backward: PrintedFunction
+
+    def text(self) -> str:
+        spec, forward, backward = self.spec, self.forward, self.backward
+        return render(
+            "torch_module.py.jinja",
+            TorchModule(
+                title=ascii_text(spec.name),
+                way=self.way,
+                version=version("linalg_dsl"),
+                equations=equations(spec),
+                note=self.note,
+                library=library_import([*self.used, f"run_{self.unit}s", f"reverse_{self.unit}s"]),
+                name_literal=literal([spec.name])[1:-2],
+                input_names=literal(i.name for i in spec.inputs),
+                const_names=literal(self.consts),
+                states=literal(self.states),
+                layout=tuple(self._layout()),
+                unit=self.unit,
+                inputs=self.inputs,
+                forward_args=forward.args,
+                forward_lines=forward.lines,
+                forward_result=forward.result,
+                forward_doc=forward.doc,
+                backward_args=backward.args,
+                backward_lines=backward.lines,
+                backward_result=backward.result,
+                backward_doc=backward.doc,
+            ),
+        )
+
+    def _layout(self) -> list[tuple[str, str]]:
+        spec = self.spec
+
+        def axes(dims: Sequence[Dim]) -> str:
+            return tuple_text(f'"{d}"' if isinstance(d, str) else str(d) for d in sized(dims, self.numbers))
+
+        where = {a: axis_source(spec, a) for a in ("K", "V") if any(a in i.dims for i in spec.inputs)}
+        found = {
+            "timed": tuple_text(repr(i.timed) for i in spec.inputs),
+            "states": tuple_text(axes(s.dims) for s in spec.states),
+            "starts": tuple_text(_float(s.start) for s in spec.states),
+            "output": axes(output_dims(spec)),
+            "sizes": "{" + ", ".join(f'"{a}": ({i}, {at})' for a, (i, at) in where.items()) + "}",
+            "like": str(output_like(spec)),
+            "wide": repr(self.wide),
+            "chunk": str(self.chunk),
+            "gradients": tuple_text(map(repr, self.gradients)),
+            "resets": tuple_text(repr(i.kind == "log_gate") for i in spec.inputs),
+        }
+        if self.unit == "chunk":
+            del found["starts"]  # a state is handed in where it does not start at 0
+        else:
+            del found["resets"]  # no product of matrices mixes tokens
+        return list(found.items())
+
+
+def _float(x: float) -> str:
+    return f'float("{x}")' if x in (float("inf"), float("-inf")) else repr(x)
