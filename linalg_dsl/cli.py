@@ -358,7 +358,10 @@ def demo(
 @app.command()
 def sweep(
     specs: Annotated[
-        list[str], typer.Argument(help=".rec files, names of the catalogue, or folders of .rec files")
+        list[str],
+        typer.Argument(
+            help=".rec files, names of the catalogue, or folders of .rec files", autocompletion=_names
+        ),
     ],
     vary: Annotated[
         list[str] | None,
@@ -391,6 +394,8 @@ def sweep(
     An edit changes an input, const, state or the output by its name, `gate`, or `rank`:
 
     linalg-dsl sweep delta_rule --vary "gate: none, scalar, [K], exp(-softplus(a_t))" --vary "rank: 1..3"
+
+    linalg-dsl sweep gla kda --vary "gate: [K], sigmoid(a_t)^(1/16)" --recall 900 --out sweep.json
 
     Exit status 1 if an error is beyond its bound.
     """

@@ -448,3 +448,11 @@ def test_a_new_state_is_what_a_first_step_makes() -> None:
     assert op.new_state(4, 2, K=3, V=5, dtype=torch.bfloat16).S.dtype == torch.bfloat16
     with pytest.raises(ArgumentError, match="needs the size of V"):
         op.new_state(1, 1, K=3)
+
+
+def test_functions_of_the_catalogue_step() -> None:
+    op = lazy(spec_of("gla"))
+    tensors = draw(op.spec, 2, 1, 2, 3, 5, dtype=torch.float32)
+    o, state = linalg_dsl.ops.gla.step(*tensors.values())
+    assert torch.equal(o, op.step(**tensors)[0])
+    assert state.shape == (2, 2, 3, 5)

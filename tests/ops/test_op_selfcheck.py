@@ -189,7 +189,7 @@ def test_lanes_of_one_class_have_the_same_blocks(units: int) -> None:
         for own in (16, 128, 512):
             walk = [choose_walk(("to", "ts"), own, own, 32, 2, 232448, n, units) for n in (lanes, stand_in)]
             step = [choose_step(own, own, 0, True, n, units) for n in (lanes, stand_in)]
-            few = [choose_decode(own, own, 0, False, n, units) for n in (lanes, stand_in)]
+            few = [choose_decode(own, own, own, 0, False, n, units) for n in (lanes, stand_in)]
             coupled = [
                 choose_walk(("to", "ts"), own, own, 32, 4, 101376, n, units, 2) for n in (lanes, stand_in)
             ]
