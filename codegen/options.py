@@ -64,6 +64,11 @@ class CompileOptions:
             whole = isinstance(size, int) and not isinstance(size, bool)
             if size is not None and not (whole and 1 <= size <= LARGEST_CHUNK):
                 raise ArgumentError(f"{name} is a whole number from 1 to {LARGEST_CHUNK}, got {size!r}")
+        if self.schedule == "two_level" and self.backend not in ("auto", "triton"):
+            raise ArgumentError(
+                f"schedule='two_level' is for the triton backend; backend={self.backend!r} goes over whole "
+                "sequences"
+            )
         if self.super_chunk is not None and self.schedule != "two_level":
             raise ArgumentError(
                 f"super_chunk={self.super_chunk} needs schedule='two_level', got {self.schedule!r}"

@@ -19,6 +19,8 @@ _OPTIONS: dict[str, object] = {
     "cu_seqlens": None,
     "cu_seqlens_cpu": None,
     "max_seqlen": None,
+    "slots": None,
+    "state_positions": None,
 }
 
 
@@ -44,6 +46,10 @@ class CatalogueFunction:
 
     def __call__(self, *tensors: Any, backend: str = "auto", **arguments: Any) -> Any:
         return self.op(backend)(*tensors, **arguments)
+
+    def step(self, *tensors: Any, backend: str = "auto", **arguments: Any) -> Any:
+        """One or a few tokens of many sequences: ``CompiledOp.step``."""
+        return self.op(backend).step(*tensors, **arguments)
 
     def __repr__(self) -> str:
         return f"<linalg_dsl.ops.{self.__name__}{self.__signature__}>"

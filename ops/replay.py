@@ -34,6 +34,7 @@ def is_plain() -> bool:
     return not (
         torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
     )
 
@@ -56,7 +57,7 @@ def describe(tensors: Sequence[Any]) -> tuple[Key, list[int]] | None:
             return None
         address = x.data_ptr()
         lies = True if x.is_contiguous() else x.stride()
-        key.append((x.dtype, x.shape, lies, x.get_device(), not address & 15))
+        key.append((x.dtype, x.shape, lies, x.get_device(), address & 15))
         addresses.append(address)
     return tuple(key), addresses
 

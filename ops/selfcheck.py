@@ -9,6 +9,7 @@ directory, so that other processes need not do it again.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import os
 import threading
@@ -139,9 +140,14 @@ class SelfCheck:
 def lanes_class(lanes: int, units: int) -> int:
     """The smallest number of lanes for which the tables of blocks decide as for ``lanes``.
 
-    They compare lanes times a power of two with ``units`` multiprocessors and with three quarters of them.
+    They compare lanes times a power of two with ``units`` multiprocessors, three quarters or four times of
+    them. No units: there are no tables.
     """
-    bounds = {math.ceil(0.75 * units / 2**j) for j in range(7)} | {units // 2**j + 1 for j in range(7)}
+    if units == 0:
+        return 1
+    steps = range(10)
+    bounds = {math.ceil(part * units / 2**j) for part in (0.75, 1, 4) for j in steps}
+    bounds |= {units // 2**j + 1 for j in steps}
     return max((b for b in bounds if 0 < b <= lanes), default=1)
 
 
@@ -227,18 +233,19 @@ def pinned(module: ModuleType, launch: Launch) -> ModuleType:
 
 
 def _for_lanes(table: Callable[..., Any], lanes: int) -> Callable[..., Any]:
-    """The table, whose last arguments are lanes and units, for these lanes; an invariant one's as it is."""
+    """The table for these lanes; one that is asked for any number of them is left as it is."""
+    place = list(inspect.signature(table).parameters).index("lanes")
 
     def choose(*args: Any) -> Any:
-        *rest, own, units = args
-        return table(*rest, own if own == _ANY else lanes, units)
+        own = args[place] if args[place] == _ANY else lanes
+        return table(*args[:place], own, *args[place + 1 :])
 
     return choose
 
 
 def units_of(module: ModuleType, tensors: tuple[Tensor, ...]) -> int:
     limits = getattr(module, "device_limits", None)
-    return 1 if limits is None else int(limits(tensors[0].device)[0])
+    return 0 if limits is None else int(limits(tensors[0].device)[0])
 
 
 def pass_name(module: ModuleType, key: tuple[object, ...]) -> str | None:

@@ -55,7 +55,7 @@ def parity_sign(count):
 @triton.jit
 def power(x, exponent: tl.constexpr):
     """x ** exponent for x >= 0."""
-    return tl.where(x > 0, tl.exp(exponent * tl.log(tl.maximum(x, 1e-38))), 0.0)
+    return tl.where(x > 0, tl.exp(exponent * tl.log(tl.maximum(x, 1.2e-38))), 0.0)
 
 
 @triton.jit

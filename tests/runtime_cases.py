@@ -66,9 +66,9 @@ o_t = S_tᵀ q_t
 }
 """Diagonal gate and an erase with two reads and a param; the value side; stages with a shift; a scan; a
 sequential one."""
-CLASSES = ("simple_gla", "gla", "gated_delta_rule", "delta_product", *OWN)
-"""Scalar gate, diagonal gate, low rank, substeps, and those above."""
-KERNELS = ("simple_gla", *OWN)
+CLASSES = ("simple_gla", "gla", "gated_delta_rule", "delta_product", "mdn", *OWN)
+"""Scalar gate, diagonal gate, low rank, substeps, states that need each other's past, and those above."""
+KERNELS = ("simple_gla", "mdn", *OWN)
 """Of these the ones that stand for the others where kernels are interpreted, which is slow."""
 
 

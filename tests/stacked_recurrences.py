@@ -85,6 +85,18 @@ M_t = diag(exp(a_t)) M_{t-1} diag(exp(r_t)) - c_t k_t (v_t - diag(exp(r_t)) S_{t
 S_t = exp(g_t) diag(exp(a_t)) S_{t-1} diag(exp(r_t)) + b_t M_t
 o_t = S_tᵀ q_t
 """,
+    "across": """
+state M, S : [K, V]
+M_t = exp(h_t) M_{t-1} - c_t k_t (v_t - S_{t-1}ᵀ p_t)ᵀ
+S_t = exp(g_t) S_{t-1} + b_t M_t
+o_t = S_t u_t + M_{t-1} v_t
+""",
+    "erases_both": """
+state M, S : [K, V]
+M_t = (I - c_t k_t k_tᵀ) exp(h_t) M_{t-1} + k_t v_tᵀ
+S_t = (I - b_t p_t p_tᵀ) (exp(g_t) S_{t-1} + d_t M_t)
+o_t = S_tᵀ q_t
+""",
     "reads_a_present": """
 state M, S : [K, V]
 M_t = exp(h_t) M_{t-1} + k_t (v_t - S_{t-1}ᵀ k_t)ᵀ

@@ -58,6 +58,7 @@ class TritonDecodeModule:
     key: str
     value: str
     own_dims: str
+    whole_dims: str
     cut: str
     square: str
     shared: bool
@@ -89,6 +90,7 @@ class _Emitter(StepEmitter):
         held = [s.dims for s in spec.states] + [
             i.dims for i in spec.inputs if not i.timed and len(i.dims) == 2 and self.counts[i.name] == 0
         ]
+        split = [dims for dims in held if plan.split in dims]
         ratios = [i for i, a in enumerate(self.inputs.values()) if f"R_{a}" in kernel.constants]
         return render(
             "decode_module.py.jinja",
@@ -124,7 +126,8 @@ class _Emitter(StepEmitter):
                 head_counts=head_counts(spec),
                 key=self.size("K"),
                 value=self.size("V"),
-                own_dims=repr(tuple(self.dims([d for d in dims if d != plan.split]) for dims in held)),
+                own_dims=repr(tuple(self.dims([d for d in dims if d != plan.split]) for dims in split)),
+                whole_dims=repr(tuple(self.dims(dims) for dims in held if dims not in split)),
                 cut={"K": "self.key", "V": "self.value", None: "0"}[plan.split],
                 square=self.square(),
                 shared=any(plan.split is not None and plan.split not in s.dims for s in spec.states),

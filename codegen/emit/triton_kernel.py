@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from linalg_dsl.codegen.emit.kernel_lines import turned_axis, uses, without_unused
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
@@ -483,15 +482,15 @@ class KernelPrinter:
     def _bounds(self) -> tuple[str, ...]:
         """Loop bounds that are run-time numbers: unrolled, such a loop spills."""
         text = "\n".join(self.out.lines)
-        return tuple(bound for bound in ("LEVELS", "K_BLOCKS", "V_BLOCKS") if _uses(text, bound))
+        return tuple(bound for bound in ("LEVELS", "K_BLOCKS", "V_BLOCKS") if uses(text, bound))
 
     def _constants(self) -> tuple[str, ...]:
         used = "\n".join((*self.out.lines, *self.before))
         blocks = ("KP", "VP") if self.phases is None else ("KB", "VB")
-        shape = ["K", "V", "C", *(b for b in blocks if self.phases is None or _uses(used, b))]
+        shape = ["K", "V", "C", *(b for b in blocks if self.phases is None or uses(used, b))]
         if self.kernel.family == "walk":
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
-        optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if _uses(used, c)]
+        optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if uses(used, c)]
         optional += ["EXACT"] if isinstance(self.kernel.boundary, Boundary) else []
         return (*shape, *optional, *self.ratios, *self.shared)
 
@@ -506,30 +505,3 @@ class KernelPrinter:
         owned = "K" if self.kernel.split == "V" else "V"
         order = "first to last" if self.kernel.direction == "forward" else "last to first"
         return f"One sequence, head and block of {self.kernel.split}: all of {owned}, chunks from {order}."
-
-
-def turned_axis(nodes: Sequence[Node], kernel: Kernel) -> str | None:
-    """The axis that stands first in a walk's tiles: the split one, unless a sum over tokens wants rows."""
-    split = kernel.split
-    by_rows = ("from_start", "to_end", "gate_sum", "decayed_scores", "decay_adjoints", "decay_applies")
-    if split and any(nodes[n].op in by_rows and split in nodes[n].axes for n in kernel.body):
-        return None
-    return split
-
-
-def without_unused(lines: list[str], states: frozenset[str] = frozenset()) -> list[str]:
-    """The lines without values that no other line uses; names are unique, so text tells."""
-    kept = list(lines)
-    while True:
-        used = Counter(word for line in kept for word in re.findall(r"\w+", line))
-        alone = [
-            i for i, line in enumerate(kept)
-            if (found := re.match(r"\s*(b_\w+) = ", line)) and used[found[1]] == 1 and found[1] not in states
-        ]  # fmt: skip
-        if not alone:
-            return kept
-        kept = [line for i, line in enumerate(kept) if i not in set(alone)]
-
-
-def _uses(text: str, name: str) -> bool:
-    return re.search(rf"\b{name}\b", text) is not None

@@ -51,24 +51,30 @@ def choose_step(
 
 
 def choose_decode(
-    own: int, cut: int, square: int, partial: bool, lanes: int, units: int
+    own: int, whole: int, cut: int, square: int, partial: bool, lanes: int, units: int
 ) -> tuple[int, int, int]:
     """(block of the split axis, warps, tokens per group) where decoding is a matter of moving the states.
 
     A thread holds 32 elements of the states, so that several programs of a multiprocessor have loads under
     way; the rows of a block are 128 bytes of a float32 state, less where there are not enough programs.
-    ``partial``: each block writes a part of the output, to be added up, unless one block has all.
+    ``whole``: elements of the states without the split axis; where there are such, one program goes over all
+    blocks, of which there are few then. ``partial``: each block writes a part of the output, to be added up,
+    unless one block has all.
     """
     if square:  # products of matrices
         return (16 if cut else 0), 8 if square > 8192 else 4, 1
     cut = 1 << max(0, cut - 1).bit_length() if cut else 0
-    block = min(cut, 128 if own <= 4 else 32)
-    if partial and own * cut <= 16384:
+    block = min(cut, 128 if own <= 4 or whole else 32)
+    if partial and whole + own * cut <= 16384:
         block = cut
+    elif whole:
+        while block > 8 and whole + own * block > 16384:
+            block //= 2
     else:
         while block > 8 and (own * block > 8192 or lanes * (cut // block) < units):
             block //= 2
+    held = whole + own * block if cut else max(own, whole)
     warps = 1
-    while warps < 8 and own * max(block, 1) > 32 * warps * 32:
+    while warps < (16 if whole > 8192 else 8) and held > 32 * warps * 32:
         warps *= 2
-    return block, warps, 2 if own * max(block, 1) <= 32 * warps * 32 else 1
+    return block, warps, 2 if held <= 32 * warps * 32 else 1

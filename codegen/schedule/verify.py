@@ -19,17 +19,17 @@ def verify(plan: KernelPlan) -> None:
     """Raises ``InternalError`` naming the kernel or buffer and the first rule that it breaks.
 
     1. Kernels have distinct names. A prep has no direction, split, carry or boundary; a walk has a
-       direction, a split axis, and a carry of the plan in that direction.
+       direction, a split axis, and all carries of the plan in that direction.
     2. A kernel loads, once each: leaves (gradients of outputs in the backward only), what an earlier kernel
        stored, and the boundary term after the walk that forms it.
-    3. Every operand of a body is loaded, computed before it, a number, or the walk's own carry; no value is
+    3. Every operand of a body is loaded, computed before it, a number, or a carry of the walk; no value is
        both loaded and computed, or computed twice; no body has a leaf or the boundary term.
     4. A walk contracts its split axis nowhere, since a program has one block of it; but for sums that it
        stores and does not use: shares, one per block, in a buffer that says so.
     5. A prep computes no state, and no kernel stores one: states stay on chip.
     6. What a kernel stores it has computed; no value is stored by two kernels.
-    7. Everything that is loaded or computed is used: by a value of the same kernel, a store, the carry's next
-       value, or the boundary term.
+    7. Everything that is loaded or computed is used: by a value of the same kernel, a store, the next value
+       of a carry, or the boundary term.
     8. The results are the outputs of the plan. Outputs are stored by the forward and gradients by the
        backward, exactly once, unless they are leaves; there is a backward if and only if the plan hands a
        state's gradient back.
@@ -38,7 +38,7 @@ def verify(plan: KernelPlan) -> None:
     10. ``saved`` are exactly the buffers that the forward stores and the backward reads; ``only_saved`` those
        of them that no forward kernel reads.
     11. A boundary term is formed by two walks of the backward, one of each direction, which split its axis;
-       the keeper comes first, and each has at hand what it multiplies.
+       the keeper comes first, and each has at hand what it multiplies. Of coupled states there are several.
     """
     _verify_names(plan)
     stored: set[int] = set()

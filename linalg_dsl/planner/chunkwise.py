@@ -10,6 +10,10 @@ sums over stands in its score, one of the axis that is left is applied to the re
 
 Where W = Sigma Y the solve is for U + Y (planner.residual), with R + Y in place of R and W = 0.
 
+Of several coupled states the decays per token are products of a gate of blocks (planner.stacked_plan): one
+number for every pair of tokens, weighed by what an erase or query takes of every state and what goes to every
+state of a write. What each was before the chunk is read, and each is written to.
+
 Every value is one [C, .] block per column of L, W, B (m and r of them), so a zero column of W or a
 constant in Sigma costs nothing.
 """
@@ -32,7 +36,7 @@ from linalg_dsl.planner.stacked_plan import StateGate, Weights
 def derive(canonical: CanonicalRecurrence) -> ChunkPlan:
     """The forward plan of one chunk; its states have the axes ("K", "V") however they are declared."""
     if len(canonical.recurrences) != 1:
-        raise InternalError("one recurrence per plan until several states are supported")
+        raise InternalError("a plan is of one recurrence; states that are coupled are one")
     return _Derivation(canonical, canonical.recurrences[0]).run()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ def run_plan(
     tensors: Mapping[str, Tensor | float],
     initial_state: Tensor | Mapping[str, Tensor] | None = None,
     chunk_size: int = 64,
-) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
+) -> tuple[Tensor, Any]:
     """(o [B, T, H, V], final state [B, H, K, V]) of a forward plan with one output.
 
     Of several states there are as many final ones, by name. ``tensors`` by name: inputs [B, T, H, ...],

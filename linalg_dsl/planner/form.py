@@ -209,7 +209,7 @@ def _weighed(weights: Sequence[Expr], texts: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalRecurrence:
-    """Recurrences in feeding order (one entry until several states are supported)."""
+    """Recurrences in feeding order: one entry, since coupled states are one, and others are stages apart."""
 
     spec: RecurrenceSpec
     recurrences: tuple[Recurrence, ...]

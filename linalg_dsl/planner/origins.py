@@ -180,6 +180,9 @@ def _lines_ahead(
     needs += [(last[name], forward.live([n])) for name, n in forward.outputs if name in last]
     out: list[tuple[int, ...]] = []
     for e in lines:
+        if e.left.removesuffix("_t") in ends:
+            out.append((last[e.left.removesuffix("_t")],))
+            continue
         node = e.node if e.node is not None else 0
         behind = forward.live([node])
         leaves = {forward.nodes[i] for i in behind if _is_leaf(forward.nodes[i])}

@@ -266,6 +266,10 @@ def _operands(
     plan: ChunkPlan, places: Mapping[int, int], names: Mapping[int, str], root: int, own: int
 ) -> Iterable[tuple[int, int | None]]:
     """The named values that an equation is made of, with the equations that they have, if they have one."""
+    place = places.get(root)
+    if place is not None and place != own and plan.nodes[root].op not in ("solve", "solve_t"):
+        yield root, place  # another name of that value
+        return
     todo, seen = list(plan.nodes[root].args), {root}
     while todo:
         n = todo.pop()

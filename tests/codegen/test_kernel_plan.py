@@ -15,7 +15,7 @@ from torch import Tensor
 
 import linalg_dsl as ld
 from linalg_dsl.codegen.schedule.evaluate import run_kernels
-from linalg_dsl.codegen.schedule.kernel_plan import Buffer, Kernel, KernelPlan
+from linalg_dsl.codegen.schedule.kernel_plan import Boundary, Buffer, Kernel, KernelPlan
 from linalg_dsl.codegen.schedule.verify import verify
 from linalg_dsl.errors import DslError, InternalError
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
@@ -175,7 +175,7 @@ def edit(name: str, field: str, how: Callable[[KernelPlan, tuple[int, ...]], tup
 def boundary(plan: KernelPlan, name: str, extra: str) -> KernelPlan:
     """The walk takes one more pair into its boundary term."""
     term = kernel(plan, name).boundary
-    assert term is not None
+    assert isinstance(term, Boundary)
     pair = (node(plan, extra), node(plan, extra))
     return change(plan, name, boundary=replace(term, ends=(*term.ends, pair)))
 

@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
 from kernel_cases import SIDES, TEXTS, assert_close, carried, errors
 from torch import Tensor
 
 import linalg_dsl as ld
 from linalg_dsl import driver
 from linalg_dsl.codegen.cache import load_module
+from linalg_dsl.codegen.schedule.evaluate import run_kernels
 from linalg_dsl.codegen.schedule.evaluate_levels import run_two_level
 from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
 from linalg_dsl.codegen.schedule.two_level import first_walk, two_level
-from linalg_dsl.errors import ArgumentError
+from linalg_dsl.errors import ArgumentError, DslError
 from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.planner.evaluate import run_backward, run_plan
+from linalg_dsl.planner.step_form import StepForm
+from linalg_dsl.testing.strategies_grammar import HEADER, OUTPUTS, UPDATES
 
 ALL = {**TEXTS, **SIDES}
 CARD = (132, 232448, False)
@@ -228,6 +232,10 @@ def test_explain_has_work_and_time_of_every_kernel() -> None:
     [
         ({"schedule": "three_level"}, "schedule is one of None, walk, two_level, got 'three_level'"),
         ({"super_chunk": 4}, "super_chunk=4 needs schedule='two_level', got None"),
+        (
+            {"schedule": "two_level", "backend": "torch"},
+            "is for the triton backend; backend='torch' goes over",
+        ),
         ({"schedule": "two_level", "super_chunk": 0}, "super_chunk is a whole number from 1"),
     ],
 )
@@ -261,3 +269,32 @@ def test_kernels_on_two_levels_equal_the_chunk_plans(name: str, exact: bool) -> 
         assert isinstance(x, Tensor)
         assert isinstance(y, Tensor)
         assert float((x - y).abs().max()) <= 1e-10 * float(y.abs().max()), label
+
+
+@pytest.mark.filterwarnings("ignore:.*token after token")
+@settings(max_examples=25)
+@given(UPDATES, OUTPUTS)
+def test_random_recurrences_are_the_same_on_two_levels(update: str, output: str) -> None:
+    try:
+        op = ld.compile(f"{HEADER}{update}\no_t = {output}\n")
+    except DslError:
+        return
+    if not op.stages.is_whole or isinstance(op.artefacts().form, StepForm):
+        return
+    plan = op.plan.kernels
+    found = two_level(plan)
+    if not any(n.op == "input" and "V" in n.axes for n in op.plan.forward.nodes):
+        return
+    tensors = draw(op.spec, 1, 7, 1, 3, 2, seed=1)
+    state = torch.randn(1, 1, 3, 2, dtype=torch.float64)
+    consts = {str(n.attr("name")): 0.5 for n in op.plan.forward.nodes if n.op == "const"}
+    d_o = torch.randn_like(run_kernels(plan, tensors, state, 2, consts=consts).output)
+    want = run_kernels(plan, tensors, state, 2, d_o, state, consts)
+    got = run_two_level(found, tensors, state, 2, 2, d_o, state, consts)
+    largest = max(float(x.abs().max()) for x in (want.output, *want.gradients.values()))
+    if not largest < 1e6:
+        return
+    pairs = [(got.output, want.output), (got.final_state, want.final_state)]
+    pairs += [(got.gradients[n], x) for n, x in want.gradients.items()]
+    for x, y in pairs:
+        assert float((x - y).abs().max()) <= 1e-8 * max(1.0, largest)

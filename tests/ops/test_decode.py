@@ -80,6 +80,17 @@ def test_one_kernel_does_the_same(name: str) -> None:
     assert op.source("step", "triton").count("@triton.jit(do_not_specialize") == 1
 
 
+@pytest.mark.parametrize("name", ["gla", "gated_oja", "mlstm", "kalman"])
+def test_blocks_write_their_own_part_and_the_last_what_all_have(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = make_call(name, 2, 4, 2, 3, 5).to(torch.float32)
+    op = lazy(spec_of(name), backend="triton")
+    module = op.decoder.operator("triton").module
+    monkeypatch.setattr(module, "choose_decode", lambda *sizes: (2, 1, 1))
+    assert_near(by_steps(op, call, [0, 1, 4]), by_reference(call), 2e-4)
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_rows_of_the_token_before_are_carried(backend: str) -> None:
     op = lazy(ROWS, backend=backend)
@@ -437,3 +448,11 @@ def test_a_new_state_is_what_a_first_step_makes() -> None:
     assert op.new_state(4, 2, K=3, V=5, dtype=torch.bfloat16).S.dtype == torch.bfloat16
     with pytest.raises(ArgumentError, match="needs the size of V"):
         op.new_state(1, 1, K=3)
+
+
+def test_functions_of_the_catalogue_step() -> None:
+    op = lazy(spec_of("gla"))
+    tensors = draw(op.spec, 2, 1, 2, 3, 5, dtype=torch.float32)
+    o, state = linalg_dsl.ops.gla.step(*tensors.values())
+    assert torch.equal(o, op.step(**tensors)[0])
+    assert state.shape == (2, 2, 3, 5)

@@ -16,6 +16,16 @@ from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.ops.replay import Replay
 
+SIDE = """
+recurrence side_state
+input q, k : [K]
+input v : [V]
+input w : [K]
+state n : [K]
+S_t = S_{t-1} + k_t v_tᵀ
+n_t = n_{t-1} + w_t
+o_t = S_tᵀ q_t
+"""
 CONSTS: dict[str, dict[str, Any]] = {"gsa": {"m": 3.0}, "abc": {"m": 3.0}}
 
 
@@ -90,6 +100,17 @@ def test_a_stage_runs_with_no_more_heads_than_its_inputs_have() -> None:
     o, _ = op.run_stages(runs, call, None, False)
     assert o.shape[2] == 4
     assert [max(counts) for counts in seen] == [2, 4]
+
+
+def test_heads_of_what_the_output_does_not_read_count() -> None:
+    op = linalg_dsl.compile(SIDE, backend="torch")
+    tensors = draw(op.spec, 1, 4, 4, 3, 5, heads={"q": 2, "k": 2, "v": 1})
+    o = op(**tensors)
+    both, last = op(**tensors, output_final_state=True)
+    assert o.shape == (1, 4, 4, 5)
+    assert torch.allclose(o, both)
+    assert torch.allclose(o, op.reference(**tensors))
+    assert last.S.shape == (1, 4, 3, 5)
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("torch", torch.bfloat16), ("triton", torch.float16)])

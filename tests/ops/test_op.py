@@ -324,7 +324,7 @@ def test_forward_mode_derivatives_are_refused_not_lost() -> None:
         {"backend": "cuda"},
         {"chunk_size": 0},
         {"chunk_size": 2.5},
-        {"schedule": "two_level"},
+        {"schedule": "three_level"},
         {"state_layout": "kvk"},
         {"tune": True},
     ],

@@ -55,8 +55,8 @@ def test_right_modules_pass(name: str, dtype: torch.dtype) -> None:
 def test_a_wrong_gradient_is_an_error_that_names_it(name: str, dtype: torch.dtype) -> None:
     op = compiled("gated_delta")
     wrong = (
-        "return d_s, (d_q, d_k, d_v, d_g, d_beta)",
-        f"d_{name} = 1.2 * d_{name}\n    return d_s, (d_q, d_k, d_v, d_g, d_beta)",
+        "return (d_s,), (d_q, d_k, d_v, d_g, d_beta)",
+        f"d_{name} = 1.2 * d_{name}\n    return (d_s,), (d_q, d_k, d_v, d_g, d_beta)",
     )
     with pytest.raises(
         RuntimeError,
@@ -70,7 +70,7 @@ def test_nan_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="o is off by nan"):
         known_answer(
             op.spec,
-            _module(op, ("return o, s_next", "return o * float('nan'), s_next")),
+            _module(op, ("return o, (s_next,)", "return o * float('nan'), (s_next,)")),
             _module(op),
             _like(op, torch.float32),
             {},
@@ -93,7 +93,7 @@ def test_what_a_stage_is_handed_is_drawn_where_it_has_an_answer() -> None:
     known_answer(op.spec, _module(op), _module(op), like, {}, ("A",))
     with pytest.raises(RuntimeError, match="is off by nan"):
         known_answer(op.spec, _module(op), _module(op), like, {})
-    wrong = _module(op, ("return o, s_next", "return 1.2 * o, s_next"))
+    wrong = _module(op, ("return o, (s_next,)", "return 1.2 * o, (s_next,)"))
     with pytest.raises(RuntimeError, match=r"o is off by (2|1.9)"):
         known_answer(op.spec, wrong, _module(op), like, {}, ("A",))
 
@@ -118,7 +118,7 @@ def test_a_failure_is_not_remembered_as_a_pass(monkeypatch: pytest.MonkeyPatch) 
     op = compiled("gated_delta")
     monkeypatch.setattr(selfcheck, "enabled", lambda device: True)
     check = SelfCheck(op.spec, (), lambda: _module(op))
-    wrong = _module(op, ("return o, s_next", "return 2 * o, s_next"))
+    wrong = _module(op, ("return o, (s_next,)", "return 2 * o, (s_next,)"))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="o is off by 1"):
             check(wrong, _like(op, torch.float32))
@@ -129,7 +129,7 @@ def test_an_op_runs_it_before_its_first_kernel(monkeypatch: pytest.MonkeyPatch) 
     """The whole way from a call: the Triton module is stood in for by a wrong one."""
     good = compiled("gated_delta")
     text = good.module_text("torch")
-    wrong = text.replace("return o, s_next", "return 1.5 * o, s_next").replace(
+    wrong = text.replace("return o, (s_next,)", "return 1.5 * o, (s_next,)").replace(
         'BACKEND = "torch"', 'BACKEND = "triton"'
     )
     stages = Passes(
@@ -173,21 +173,28 @@ def test_it_runs_what_the_call_would_run(monkeypatch: pytest.MonkeyPatch) -> Non
         assert copy is not module
         assert copy.keep_every_state(1, 1, 1, 1) == launch.every_state
         for loads in (("to", "tb"), ("tb", "ts")):
-            small = copy.choose_walk(loads, 128, 128, 32, 2, 232448, 2, 132)
-            assert small == module.choose_walk(loads, 128, 128, 32, 2, 232448, B * H, 132)
+            for states in (1, 2):
+                small = copy.choose_walk(loads, 128, 128, 32, 2, 232448, 2, 132, states)
+                assert small == module.choose_walk(loads, 128, 128, 32, 2, 232448, B * H, 132, states)
 
 
 @pytest.mark.parametrize("units", [1, 7, 108, 132])
 def test_lanes_of_one_class_have_the_same_blocks(units: int) -> None:
-    from linalg_dsl.codegen.schedule.step_table import choose_step
+    from linalg_dsl.codegen.schedule.step_table import choose_decode, choose_step
     from linalg_dsl.codegen.schedule.table import choose_walk
 
-    for lanes in range(1, 2 * units + 9):
+    for lanes in range(1, 5 * units + 9, 1 if units < 50 else 3):
         stand_in = lanes_class(lanes, units)
         assert stand_in <= lanes
         for own in (16, 128, 512):
             walk = [choose_walk(("to", "ts"), own, own, 32, 2, 232448, n, units) for n in (lanes, stand_in)]
             step = [choose_step(own, own, 0, True, n, units) for n in (lanes, stand_in)]
+            few = [choose_decode(own, own, own, 0, False, n, units) for n in (lanes, stand_in)]
+            coupled = [
+                choose_walk(("to", "ts"), own, own, 32, 4, 101376, n, units, 2) for n in (lanes, stand_in)
+            ]
+            assert few[0] == few[1]
+            assert coupled[0] == coupled[1]
             assert walk[0] == walk[1]
             assert step[0] == step[1]
 

@@ -15,7 +15,7 @@ from linalg_dsl.ops import replay as replay_module
 from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.op import CompiledOp
-from linalg_dsl.ops.replay import CompiledLaunch, Recorder, Replay, ReplayCache, describe
+from linalg_dsl.ops.replay import Buffer, CompiledLaunch, Recorder, Replay, ReplayCache, _together, describe
 
 
 @pytest.fixture
@@ -69,10 +69,11 @@ def test_tensors_that_were_one_are_two_in_a_call_that_is_alike(counted: list[int
         op(tensors["k"], tensors["k"], tensors["v"], tensors["g"])
     close(op(**tensors), exact(**tensors))
     state = torch.zeros(1, 2, 3, 4)
-    for _ in range(3):
-        op.step(*(x[:, :1] for x in (tensors["k"], tensors["k"], tensors["v"], tensors["g"])), state=state)
     token = {n: x[:, :1] for n, x in tensors.items()}
-    close(op.step(**token, state=state.clone()), exact.step(**token, state=state.clone()))
+    for _ in range(3):
+        op.step(token["k"], token["k"], token["v"], token["g"], state=state)
+    given = token.values()
+    close(op.step(*given, state=state.clone()), exact.step(*given, state=state.clone()))
 
 
 def test_views_are_copied_as_before(counted: list[int]) -> None:
@@ -144,9 +145,10 @@ def test_what_a_call_is_like() -> None:
     same = describe([x])
     assert same is not None
     assert same == describe([x])
-    others = [x.double(), x[:, :3], x.mT, torch.zeros(4, 8), x.flatten()[1:29].view(7, 4)]
+    flat = x.flatten()
+    others = [x.double(), x[:, :3], x.mT, flat[4:28].view(6, 4), flat[1:25].view(6, 4), flat[2:26].view(6, 4)]
     keys = {d[0] for d in (describe([y]) for y in [x, *others]) if d is not None}
-    assert len(keys) == 6
+    assert len(keys) == 7
     assert describe([torch.nn.Parameter(x)]) is None
     with torch.no_grad():
         assert describe([torch.nn.Parameter(x), None]) is not None
@@ -238,3 +240,13 @@ def test_what_does_more_than_allocate_is_not_replayed() -> None:
     assert made is not None
     assert torch.equal(made([x], [0])[0], torch.zeros(4))
     assert recorder.replay((x,), x) is None
+
+
+def test_what_is_between_kernels_is_one_buffer() -> None:
+    cpu = torch.device("cpu")
+    sizes = [((5,), torch.float32), ((3, 7), torch.bfloat16), ((2,), torch.float32), ((1,), torch.int64)]
+    made = [Buffer(shape, kind, cpu, False) for shape, kind in sizes]
+    made.append(Buffer((4,), torch.float32, cpu, True))
+    kept, moved = _together(made, {2})
+    assert kept == [made[2], made[4], Buffer((768,), torch.uint8, cpu, False)]
+    assert moved == [(2, 0), (2, 256), (0, 0), (2, 512), (1, 0)]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from linalg_dsl.algebra.expr import ONE, ZERO
 from linalg_dsl.codegen.schedule.cut import cut
+from linalg_dsl.codegen.schedule.describe import schedule_lines
 from linalg_dsl.codegen.schedule.evaluate import run_kernels
 from linalg_dsl.codegen.schedule.kernel_plan import BoundaryProducts
 from linalg_dsl.codegen.schedule.lower import lower
@@ -31,6 +32,7 @@ from linalg_dsl.planner.form import Recurrence, Stack
 from linalg_dsl.planner.prove import prove
 from linalg_dsl.planner.split import split
 from linalg_dsl.planner.step_form import StepForm
+from linalg_dsl.planner.verdict import explain
 from linalg_dsl.planner.verify import verify
 
 B, H, K, V = 2, 2, 4, 3
@@ -166,6 +168,37 @@ def test_momentum_is_the_block_gate_of_the_derivation() -> None:
     _, lagged = stack_of(catalogued("mdn_lagged"))
     assert show_expr(lagged.coupling[0][1]) == "-beta_t"
     assert lagged.spread == ((ZERO, ONE),)
+
+
+def test_the_explanation_names_the_block_gate_and_its_decays() -> None:
+    canonical = canonicalise(catalogued("mdn"))
+    forward = derive(canonical)
+    reverse = backward(forward)
+    plan = cut(lower(forward, reverse))
+    lines = schedule_lines(plan, B=8, T=2048, H=16, K=128, V=128)
+    text = str(explain(canonical, forward, reverse, schedule=lines, proof=False))
+    flat = " ".join(text.split())
+    for part in (
+        "mdn: stacked 2 x 2 + rank 1 → chunk kernels",
+        "X_t = a_t X_{t-1} + c_t L_t (W_t + Σ_t U_t), U_t = B_tᵀ (e_t X_{t-1}), X = [S; M]",
+        "a₁₂ = -beta_t exp(h_t) (what S takes up of M)",
+        "c = [-beta_t, 1]",
+        "S_C = Λ₁[C←0] ∘ S₀ + m_to_s M₀ + (k ∘ l_1_to_s)ᵀ Z",
+        "Λ₂[t←s] = exp(h_{s+1} + … + h_t), the decay of one state",
+        "no single state: S and M are coupled",
+        "M and S go side by side from chunk to chunk",
+        "forms the 3 boundary terms Σ_V S_0 ∘ dS_C of the gates' gradients exactly at every chunk",
+    ):
+        assert part in flat, part
+
+
+def test_form_one_is_printed_state_by_state() -> None:
+    lines = str(canonicalise(catalogued("mdn")).recurrences[0]).splitlines()
+    assert lines[:3] == [
+        "S_t = a_11 S_{t-1} + (-beta_t exp(h_t)) M_{t-1} + (-beta_t) L_1 Z_1",
+        "M_t = a_22 M_{t-1} + L_1 Z_1",
+        "  U_1 = B_1ᵀ (S_{t-1}),  Z = W_t + Σ_t U_t",
+    ]
 
 
 def test_an_erase_of_a_sum_of_states_is_one_erase() -> None:

@@ -221,3 +221,12 @@ def test_explaining_needs_no_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 False"
     assert (tmp_path / "x.html").exists()
+
+
+def test_an_output_that_is_a_state_leads_to_its_own_line() -> None:
+    from linalg_dsl.report.parts import Call
+
+    (plan,) = op_of("lstm").plan.stages
+    origins = plan.part(Call()).origins
+    lines = {e.left: found for e, found in zip(origins.equations, origins.lines, strict=True)}
+    assert (lines["c_t"], lines["h_t"], lines["o"]) == ((0,), (1,), (2,))

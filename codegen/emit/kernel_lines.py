@@ -1,0 +1,38 @@
+"""Lines of a kernel as text: what nothing uses, which names they mention; and how tiles are turned."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from linalg_dsl.codegen.schedule.kernel_plan import Kernel
+from linalg_dsl.planner.plan import Node
+
+
+def turned_axis(nodes: Sequence[Node], kernel: Kernel) -> str | None:
+    """The axis that stands first in a walk's tiles: the split one, unless a sum over tokens wants rows."""
+    split = kernel.split
+    by_rows = ("from_start", "to_end", "gate_sum", "decayed_scores", "decay_adjoints", "decay_applies")
+    if split and any(nodes[n].op in by_rows and split in nodes[n].axes for n in kernel.body):
+        return None
+    return split
+
+
+def without_unused(lines: list[str], states: frozenset[str] = frozenset()) -> list[str]:
+    """The lines without values that no other line uses; names are unique, so text tells."""
+    kept = list(lines)
+    while True:
+        used = Counter(word for line in kept for word in re.findall(r"\w+", line))
+        alone = [
+            i for i, line in enumerate(kept)
+            if (found := re.match(r"\s*(b_\w+) = ", line)) and used[found[1]] == 1 and found[1] not in states
+        ]  # fmt: skip
+        if not alone:
+            return kept
+        kept = [line for i, line in enumerate(kept) if i not in set(alone)]
+
+
+def uses(text: str, name: str) -> bool:
+    """Whether a text mentions a name."""
+    return re.search(rf"\b{name}\b", text) is not None
