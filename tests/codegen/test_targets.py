@@ -26,7 +26,7 @@ ENTRIES = ("linear_attention", "simple_gla", "gla", "delta_rule", "gated_delta_r
 OTHERS = ("gated_oja", "dfw", "mamba2_negative", "osdn", "mdn", "mamba1", "hgrn", "gru")
 # their kernels are made of parts of these, and compiling takes half a minute for a target
 FEWER = ("linear_attention", "gated_delta_rule", "kda", "hgrn")
-ON_TARGET = dict.fromkeys(TARGETS, FEWER)
+ON_TARGET: dict[str, tuple[str, ...]] = dict.fromkeys(TARGETS, FEWER)
 ON_TARGET |= {"sm_90": (*ENTRIES, *OTHERS), "gfx942": (*ENTRIES, "hgrn")}
 # classes that no entry has
 WRITTEN = {
