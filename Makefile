@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 TYPED := build/typecheck
 MYPY := $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath pyproject.toml)
 
-.PHONY: demo test lint format test-gpu compile-all clean
+.PHONY: demo test lint format test-gpu compile-all fuzz clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -21,6 +21,12 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
+
+# random recurrences from end to end: MINUTES long, seeds printed, failures in build/fuzz
+MINUTES ?= 60
+SEED ?=
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m linalg_dsl.testing.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -q -m gpu

@@ -176,12 +176,23 @@ def check(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="check over T and strengths of gates, and plot the errors")
     ] = None,
+    draws: Annotated[
+        int, typer.Option(min=0, help="ordinary and extreme inputs of the certificate; 0: no certificate")
+    ] = 24,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="write the certificate's worst input to this file")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", help="run an input that was kept, and nothing else")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare output, final state and every gradient with the float64 step loop.
 
-    Without sizes a few shapes and kinds of gates are tried, packed sequences among them. Exit status 1
-    if an error is beyond its bound.
+    Without sizes a few shapes and kinds of gates are tried, packed sequences among them, and a numerics
+    certificate is made: the worst error of every tensor over inputs at the nasty ends of what is declared,
+    element by element. Exit status 1 if an error is beyond its bound; then the smallest input that shows it
+    is described, and kept with --keep.
 
     \b
     Examples:
@@ -189,13 +200,23 @@ def check(
       linalg-dsl check my.rec --backend triton --gates strong --T 300 --K 64 --V 64
       linalg-dsl check delta_rule --text README.md --length 1000
       linalg-dsl check gla --plot errors.svg
+      linalg-dsl check my.rec --draws 200 --keep worst.pt
+      linalg-dsl check my.rec --replay worst.pt
     """
-    from linalg_dsl.cli_check import Request, check_on_text, check_over_lengths, check_random
+    from linalg_dsl.cli_check import (
+        Request,
+        check_on_text,
+        check_over_lengths,
+        check_random,
+        replay_case,
+    )
 
     request = Request(backend, device, dtype, seed)
     sizes = {n: s for n, s in zip("BTHKV", (B, T, H, K, V), strict=True) if s is not None}
     loaded, output = load_spec(spec), Output(json)
-    if plot is not None:
+    if replay is not None:
+        good = replay_case(loaded, request, replay, output)
+    elif plot is not None:
         if text is not None or gates is not None:
             raise ArgumentError(
                 "--plot goes over gates and lengths of random inputs: leave out --text and --gates"
@@ -204,7 +225,7 @@ def check(
     elif text is not None:
         good = check_on_text(loaded, request, text, length, sizes, output)
     else:
-        good = check_random(loaded, request, gates, sizes, output)
+        good = check_random(loaded, request, gates, sizes, output, draws, keep)
     if not good:
         raise typer.Exit(FAILED)
 

@@ -62,8 +62,15 @@ def check_random(
     gates: str | None,
     sizes: Mapping[str, int],
     output: Output,
+    draws: int = 0,
+    keep: Path | None = None,
 ) -> bool:
-    """Prints a report per case; whether all errors are within bounds."""
+    """Prints a report per case and, where no case is asked for, a certificate over ``draws`` inputs.
+
+    Whether all errors are within bounds. ``keep`` is where the certificate's worst input goes.
+    """
+    if keep is not None and (sizes or gates or not draws):
+        raise ArgumentError("--keep keeps the worst input of a certificate: leave out sizes and --gates")
     op = compiled(spec, request, output)
     reports = []
     for case in _cases(gates, sizes):
@@ -74,7 +81,40 @@ def check_random(
             )
         output.note(f"{report}\n")
         reports.append(report)
-    return _conclude(reports, output)
+    if sizes or gates or not draws:
+        return _conclude(reports, output)
+    from linalg_dsl.testing.certificate import certify
+
+    with output.working(f"certifying {spec.name}: {draws} inputs, ordinary and extreme"):
+        found = certify(
+            op, dtype=request.torch_dtype(), device=request.torch_device(), draws=draws, seed=request.seed
+        )
+    output.note(f"{found}\n")
+    if keep is not None:
+        output.note(f"kept the worst input in {found.keep(keep)}")
+    return _conclude(reports, output, found)
+
+
+def replay_case(spec: RecurrenceSpec, request: Request, path: Path, output: Output) -> bool:
+    """Runs an input that was kept; whether it is within what is allowed."""
+    op = compiled(spec, request, output)
+    from linalg_dsl.testing.failures import PropertyError
+    from linalg_dsl.testing.properties_reference import check_case
+    from linalg_dsl.testing.replay import load_case
+    from linalg_dsl.testing.subject import Subject
+
+    case = load_case(spec, path)
+    subject = Subject.of_op(op, dtypes=(case.dtype,), device=str(request.torch_device()))
+    try:
+        _, nearest = check_case(subject, case)
+    except PropertyError as error:
+        output.data({"ok": False, "failure": error.failure.as_dict()})
+        output.note(str(error))
+        return False
+    told = "no elements" if nearest is None else f"{nearest.tensor}: {nearest.ratio:.3f} of what is allowed"
+    output.data({"ok": True, "case": str(case), "nearest": told})
+    output.note(f"{spec.name} is right at {case}\n  nearest to its bound is {told}")
+    return True
 
 
 LENGTHS = (16, 64, 256, 1024)
@@ -163,10 +203,14 @@ def _cases(gates: str | None, sizes: Mapping[str, int]) -> Iterator[dict[str, An
         yield {**case, "gates": gates or case["gates"]}
 
 
-def _conclude(reports: list[CheckReport], output: Output) -> bool:
-    good = all(report.ok for report in reports)
-    output.data({"ok": good, "reports": [report.as_dict() for report in reports]})
-    rows = [row for report in reports for row in report.rows]
+def _conclude(reports: list[CheckReport], output: Output, certificate: CheckReport | None = None) -> bool:
+    every = reports if certificate is None else [*reports, certificate]
+    good = all(report.ok for report in every)
+    told: dict[str, Any] = {"ok": good, "reports": [report.as_dict() for report in reports]}
+    if certificate is not None:
+        told["certificate"] = certificate.as_dict()
+    output.data(told)
+    rows = [row for report in every for row in report.rows]
     failed = sum(not row.ok for row in rows)
     verdict = f"{failed} beyond their bound" if failed else "all within their bounds"
     output.note(f"{len(rows)} tensors compared with the step loop, {verdict}")

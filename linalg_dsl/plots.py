@@ -80,15 +80,17 @@ def roofline(rows: Sequence[Row], flops: float, bandwidth: float) -> Figure:
 def errors(rows: Sequence[Row]) -> Figure:
     """Relative errors over T, a line for each strength of the gates, and the bound that they must keep.
 
-    Rows have ``T``, ``gates``, ``error`` and ``bound``.
+    Rows have ``T``, ``gates``, ``error`` and ``bound``; with a ``floor`` it is drawn in place of the bound:
+    what the type costs whatever computes the recurrence.
     """
     figure, axes = _axes("T", "largest relative L2 error", log=True)
     for name, found in _by(rows, "gates").items():
         axes.plot(
             *_columns([(r["T"], max(r["error"], 1e-18)) for r in found]), marker="o", label=f"{name} gates"
         )
-    bounds = sorted({(r["T"], r["bound"]) for r in rows})
-    axes.plot(*_columns(bounds), color="0.4", linestyle="--", label="bound")
+    label = "floor" if all("floor" in r for r in rows) else "bound"
+    least = {T: min(r[label] for r in rows if r["T"] == T) for T in {r["T"] for r in rows}}
+    axes.plot(*_columns(sorted(least.items())), color="0.4", linestyle="--", label=label)
     return _finished(figure, axes)
 
 

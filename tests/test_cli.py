@@ -155,7 +155,7 @@ def test_wrong_options_have_status_2(run: Cli) -> None:
 
 
 def test_check_compares_several_cases(run: Cli, good: str) -> None:
-    shown = run("check", good, "--backend", "torch", "--device", "cpu")
+    shown = run("check", good, "--backend", "torch", "--device", "cpu", "--draws", "3")
     assert shown.status == 0
     assert "strong gates" in shown.out
     assert "packed sequences" in shown.out
@@ -389,3 +389,20 @@ def test_a_table_keeps_numbers_whole_and_wraps_prose() -> None:
     assert lines[1].startswith("kernel  123456  a long")
     assert lines[-1].startswith("b            7  c")
     assert [show(x) for x in (None, True, 3, 0.25, 1.5e-7)] == ["", "yes", "3", "0.25", "1.50e-07"]
+
+
+def test_a_check_keeps_its_worst_input_and_runs_it_again(run: Cli, good: str, tmp_path: Path) -> None:
+    kept = tmp_path / "worst.pt"
+    common = ("check", good, "--backend", "torch", "--device", "cpu")
+    shown = run(*common, "--draws", "2", "--keep", str(kept), "--json")
+    assert shown.status == 0
+    found = shown.data["certificate"]
+    assert found["ok"]
+    assert found["draws"] == 2
+    assert found["curves"][0].keys() == {"T", "gates", "error", "floor"}
+    again = run(*common, "--replay", str(kept))
+    assert again.status == 0
+    assert "nearest to its bound" in again.out
+    wrong = run("check", "delta_rule", "--backend", "torch", "--device", "cpu", "--replay", str(kept))
+    assert wrong.status == 2
+    assert run(*common, "--T", "5", "--keep", str(kept)).status == 2

@@ -30,7 +30,7 @@ def load(name: str) -> ModuleType:
 
 
 def test_every_example_is_run_here() -> None:
-    shown = {"walkthrough", "reluctant_delta", "recall", "state_tracking", "byte_lm"}
+    shown = {"walkthrough", "reluctant_delta", "recall", "state_tracking", "byte_lm", "check_foreign_kernels"}
     assert {p.stem for p in EXAMPLES.glob("*.py")} == shown
 
 
@@ -82,6 +82,22 @@ def test_a_byte_model_learns_from_the_librarys_text(
     assert len(training) > 5e6
     assert 18 < len(training) / len(held_out) < 20
     assert "bits per byte" in capsys.readouterr().out
+
+
+def test_foreign_code_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    right, wrong = load("check_foreign_kernels").main(budget_s=6.0)
+    assert right.ok, str(right)
+    assert wrong.failed == ("matches_reference",)
+    assert "flash-linear-attention" in capsys.readouterr().out
+
+
+def test_the_page_on_testing_is_true() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    listed = set(re.findall(r"`(\w+)`", page.split("## The properties", 1)[1].split("\n\n", 2)[1]))
+    assert set(names["testing"].PROPERTIES) <= listed
 
 
 def python_blocks() -> list[str]:

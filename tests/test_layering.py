@@ -88,7 +88,13 @@ def layer(module: str) -> int:
     return max(found)[1]
 
 
+# op.check() starts the kit, which stands above all it tests
+HOOKS = {"linalg_dsl.ops.op": "linalg_dsl.testing.certificate"}
+
+
 def upward(name: str, imported: str) -> bool:
+    if name in HOOKS and imported.startswith(HOOKS[name]):
+        return False
     return name not in FACE and imported.startswith("linalg_dsl.") and layer(imported) > layer(name)
 
 

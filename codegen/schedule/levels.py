@@ -133,4 +133,5 @@ def choose_combine(own: int, other: int, shared: int, matrix: bool) -> tuple[int
     rows = own
     while rows > 16 and rows * own * 4 > shared // 2:
         rows //= 2
-    return rows, block, 4
+    warps = 8 if rows * own > 64 * 128 else 4  # the rows of a map stand in registers
+    return rows, block, warps

@@ -17,7 +17,7 @@ from linalg_dsl.testing.subject import Subject
 
 LENGTHS = (1, 2, 3, 7, 15, 16, 17, 31, 33, 40, 63, 64, 65, 70)
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 16, 17)
-PACKINGS = ((0, 5, 0, 17), (16, 1, 33), (3, 0, 0), (1, 1, 1, 20), (0, 64, 3), (31,), (0, 0))
+PACKINGS = ((1, 0), (0, 5, 0, 17), (16, 1, 33), (3, 0, 0), (1, 1, 1, 20), (0, 64, 3), (31,), (0, 0))
 """Lengths of packed sequences: empty ones first, last, and several; one token; chunk sizes and one beside."""
 
 

@@ -130,7 +130,7 @@ def _gate(decl: Input, x: Tensor, kind: str) -> Tensor:
         level = torch.zeros_like(x)
         level[:, ::2] = -torch.inf
     else:
-        return x
+        return _within(x, promise) if decl.kind == "gate" else x
     if decl.kind == "gate":
         # 0 is a reset only where it is promised: the logarithm has no gradient there
         low = promise.low if promise.low is not None else -1.0

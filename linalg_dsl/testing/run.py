@@ -17,6 +17,7 @@ from linalg_dsl.testing.properties_algebra import (
     scaling_laws,
     transposition_symmetry,
 )
+from linalg_dsl.testing.properties_precision import precision
 from linalg_dsl.testing.properties_reference import (
     finite_differences,
     finite_where_the_recurrence_is,
@@ -44,6 +45,7 @@ PROPERTIES: dict[str, Property] = {
         matches_reference,
         finite_where_the_recurrence_is,
         finite_differences,
+        precision,
         chunk_size_invariance,
         split_and_continue,
         packed_equals_separate,

@@ -43,8 +43,11 @@ def specs(choose: st.DrawFn, classes: tuple[str, ...] = CLASSES) -> RecurrenceSp
     transitions on both sides. ``grammar``: terms of a small grammar put together at random, of which those
     that the language refuses are left out; the planner may still refuse some.
     """
-    kind = choose(st.sampled_from(classes))
+    # what is drawn with the fewest choices is the smallest
+    kind = choose(st.sampled_from(("smallest", *classes) if "chunk" in classes else classes))
     match kind:
+        case "smallest":
+            header, lines = DECLARATIONS, ["S_t = S_{t-1} + k_t v_tᵀ", "o_t = S_tᵀ q_t"]
         case "chunk":
             header, lines = DECLARATIONS, [f"S_t = {choose(updates())}", f"o_t = {choose(READS)}"]
         case "either side":
@@ -85,10 +88,11 @@ def shapes(choose: st.DrawFn, longest: int = 40, packed: bool = True) -> Shape:
     """B, T, H, K, V and, unless ``packed`` is False, sometimes packed sequences, empty ones too."""
     K, V = choose(st.integers(1, 9)), choose(st.integers(1, 9))
     H = choose(st.integers(1, 3))
+    B, T = choose(st.integers(1, 2)), choose(st.integers(1, longest))
     if packed and choose(st.integers(0, 3)) == 3:
         lengths = choose(st.sampled_from(PACKINGS))
         return Shape(1, sum(lengths), H, K, V, lengths)
-    return Shape(choose(st.integers(1, 2)), choose(st.integers(1, longest)), H, K, V)
+    return Shape(B, T, H, K, V)
 
 
 @st.composite
