@@ -80,7 +80,7 @@ def emit_torch(
             bwd.body(token),
             f"{tuple_text(d_states)}, {tuple_text(grads)}",
             f"The gradient of the {'state' if len(states) == 1 else 'states'} before one chunk, and those of "
-            f"its {', '.join(fwd.inputs)}.",
+            "its inputs in their order.",
         ),
     ).text()
 

@@ -76,7 +76,7 @@ def emit_torch_step(
             tuple(bwd.args),
             bwd.body(),
             f"{tuple_text(d_states)}, {tuple_text(grads)}",
-            f"The gradients of the states before one token, and those of its {', '.join(fwd.inputs)}.",
+            "The gradients of the states before one token, and those of its inputs in their order.",
         ),
     ).text()
 

@@ -159,8 +159,10 @@ class _Splitter:
         value = self.spec.outputs[0].value
         read = {s.name for s in symbols(value)}
         fed = {g for e in self.spec.updates for g, _ in self._reads(e.value, self._group(e.target))}
-        for group in reversed(self.groups):
-            matrix = any(is_matrix(self.states[n].shape) for n in group)
+        # a matrix before a vector: the vector is then read by products, not by what is done with these
+        last_first = self.groups[::-1]
+        for group in sorted(last_first, key=lambda g: not self._has_matrix(g)):
+            matrix = self._has_matrix(group)
             if group & read and (is_linear(value, group) if matrix else group not in fed):
                 try:
                     _collect(self.spec, self.groups, value, group)
@@ -168,6 +170,9 @@ class _Splitter:
                     continue
                 return group
         return frozenset()
+
+    def _has_matrix(self, group: Component) -> bool:
+        return any(is_matrix(self.states[n].shape) for n in group)
 
     def _read_bare(self) -> set[Component]:
         """The components of vectors and scalars that are handed over as they stand."""

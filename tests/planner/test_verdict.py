@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from catalogue_sets import IN_DEPTH
 from recurrences import WIDER
 
+import linalg_dsl
 from linalg_dsl.language.parser import parse
 from linalg_dsl.planner.adjoint import backward
 from linalg_dsl.planner.canonical import canonicalise
@@ -180,3 +183,16 @@ def test_latex_is_ascii_and_has_four_parts(name: str) -> None:
     text = explained(name).to_latex()
     assert text.isascii()
     assert text.count(r"\begin{align*}") == text.count(r"\end{align*}") == 4
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+def test_latex_compiles(tmp_path: Path) -> None:
+    names = ("linear_attention", "kda", "eda", "gated_oja", "dfw", "mamba2_negative", "mdn", "mlstm", "gru")
+    parts = [linalg_dsl.compile(CATALOGUE / f"{name}.rec").plan.to_latex() for name in names]
+    lines = ["\\documentclass{article}", "\\usepackage{amsmath}", "\\begin{document}", *parts]
+    (tmp_path / "all.tex").write_text("\n".join([*lines, "\\end{document}"]), encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
