@@ -121,12 +121,23 @@ def one_case(
     ordinary: bool = False,
     dtype: torch.dtype | None = None,
     shape: Shape | None = None,
+    grouped: bool = True,
+    with_state: bool | None = None,
 ) -> Case:
-    """The case of a seed: the same for the same arguments."""
+    """The case of a seed: the same for the same arguments.
+
+    ``grouped`` False gives every input all heads, ``with_state`` decides whether there is an initial state.
+    """
     shape = shape or shapes(subject, seed, packed=packed, longest=longest)
     chance = random.Random(31 * seed + 5)
     few: dict[str, int] = {}
-    if subject.grouped_heads and shape.H > 1 and len(subject.spec.inputs) > 1 and chance.random() < 0.25:
+    if (
+        grouped
+        and subject.grouped_heads
+        and shape.H > 1
+        and len(subject.spec.inputs) > 1
+        and chance.random() < 0.25
+    ):
         # one input keeps all heads
         some = chance.sample([d.name for d in subject.spec.inputs][1:], 1)
         few = dict.fromkeys(some, 1)
@@ -138,5 +149,5 @@ def one_case(
         extremes=Extremes() if ordinary else extremes(subject, seed),
         cotangents=chance.choice((COTANGENTS[0], *COTANGENTS)),
         heads=few,
-        with_state=chance.random() < 0.8,
+        with_state=chance.random() < 0.8 if with_state is None else with_state,
     )

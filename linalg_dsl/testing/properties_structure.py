@@ -98,9 +98,8 @@ def split_and_continue(subject: Subject, *, seed: int = 0, examples: int = 10, b
     if not (subject.initial_state and subject.final_state):
         raise NotApplicable(f"{subject.name} takes or gives no state")
     for case in cases(subject, seed=seed + 5, examples=examples, budget_s=budget_s, packed=False):
+        case = _long_enough(subject, case, 2)
         T = case.shape.T
-        if T < 2 or not case.states:
-            continue
         chance = random.Random(case.seed)
         cut = chance.choice([n for n in (1, 15, 16, 17, T // 2, 63, 64, T - 1) if 0 < n < T])
         oracle = exact(case, gradients=bool(subject.wanted))
@@ -108,6 +107,14 @@ def split_and_continue(subject: Subject, *, seed: int = 0, examples: int = 10, b
         joined = run(subject, case, _in_pieces(subject, case, (0, cut, T)))
         cause = f"the state handed on at token {cut}, or its gradient, is not the one in the middle"
         demand_close(subject, "split_and_continue", case, oracle, joined, whole, cause)
+
+
+def _long_enough(subject: Subject, case: Case, least: int) -> Case:
+    """The case, or one of its seed with so many tokens and an initial state."""
+    if least <= case.shape.T and case.states:
+        return case
+    shape = replace(case.shape, T=max(case.shape.T, least))
+    return one_case(subject, case.seed, shape=shape, dtype=case.dtype, ordinary=True, with_state=True)
 
 
 def _in_pieces(subject: Subject, case: Case, cuts: tuple[int, ...]) -> Callable[..., Any]:
@@ -248,8 +255,6 @@ def head_independence(subject: Subject, *, seed: int = 0, examples: int = 8, bud
         raise NotApplicable(f"{subject.name} takes one head only")
     cause = "results of one head depend on another one: a stride or a map of heads is wrong"
     for case in _wide_cases(subject, seed + 19, examples, budget_s, H=3):
-        if case.shape.H < 2 or case.heads:
-            continue
         axes = {n: head_axis(case, n) for n in case.labels}
         axes |= {n: head_axis(case, f"d {n}") for n in (*case.tensors, *case.states)}
         _only_one_changes(subject, "head_independence", case, axes, cause)
@@ -294,7 +299,7 @@ def _wide_cases(
         if subject.heads is not None and H is not None:
             heads = max(subject.heads)
         shape = replace(case.shape, B=B, H=heads, T=max(case.shape.T, 2))
-        found.append(one_case(subject, case.seed, shape=shape))
+        found.append(one_case(subject, case.seed, shape=shape, grouped=False))
     return found
 
 
@@ -320,8 +325,7 @@ def decode_equals_prefill(
     for case in cases(
         subject, seed=seed + 29, examples=examples, budget_s=budget_s, packed=False, longest=17
     ):
-        if case.shape.T < 1 or not case.states:
-            continue
+        case = _long_enough(subject, case, 1)
         oracle = exact(case, gradients=True)
         whole = run(subject, case, gradients=False)
         steps = run(subject, case, _in_pieces(subject, case, tuple(range(case.shape.T + 1))), gradients=False)
