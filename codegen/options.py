@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from linalg_dsl.errors import ArgumentError
 
 BACKENDS = ("auto", "triton", "torch", "reference")
-SCHEDULES = (None, "walk", "two_level")
+SCHEDULES = ("walk", "two_level", "auto")
 LAYOUTS = (None, "kv", "vk")
 SUBSTEPS = (None, "micro", "expand")
 LARGEST_CHUNK = 1 << 20
@@ -23,8 +23,9 @@ class CompileOptions:
     device), ``invariant`` makes the plan depend on K, V, dtype and device only.
 
     ``schedule`` "walk" goes over whole sequences; "two_level" cuts them into super-chunks of ``super_chunk``
-    chunks (None: so that they fill the card), for few heads and long sequences; None takes two levels where a
-    model of their time says that they are clearly faster. For the triton backend.
+    chunks (None: so that they fill the card), for few heads and long sequences; "auto" takes two levels where
+    a model of their time says that they are clearly faster. For the triton backend. Two levels have not run
+    on a GPU yet, so nothing takes them unasked.
 
     ``substeps`` "micro" lays the substeps of a token out as tokens, "expand" writes them out as one update
     of higher rank; None takes what costs less. ``reverse`` runs from the last token of every sequence to the
@@ -39,7 +40,7 @@ class CompileOptions:
 
     backend: str = "auto"
     chunk_size: int | None = None
-    schedule: str | None = None
+    schedule: str = "walk"
     invariant: bool = False
     strict: bool = False
     debug: bool = False
@@ -54,7 +55,7 @@ class CompileOptions:
         if self.backend not in BACKENDS:
             raise ArgumentError(f"backend is one of {', '.join(BACKENDS)}, got {self.backend!r}")
         if self.schedule not in SCHEDULES:
-            raise ArgumentError(f"schedule is one of None, walk, two_level, got {self.schedule!r}")
+            raise ArgumentError(f"schedule is one of walk, two_level, auto, got {self.schedule!r}")
         if self.substeps not in SUBSTEPS:
             raise ArgumentError(f"substeps is one of micro, expand, got {self.substeps!r}")
         if self.state_layout not in LAYOUTS:

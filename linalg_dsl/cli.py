@@ -50,7 +50,7 @@ MaybeH = Annotated[int | None, typer.Option("--H", min=1, help="heads")]
 MaybeK = Annotated[int | None, typer.Option("--K", min=1, max=512, help="size of the key axis")]
 MaybeV = Annotated[int | None, typer.Option("--V", min=1, max=512, help="size of the value axis")]
 Backend = Annotated[str, typer.Option(help="auto, triton, torch or reference")]
-Schedule = Annotated[str | None, typer.Option(help="walk or two_level; by default the model's choice")]
+Schedule = Annotated[str, typer.Option(help="walk, two_level, or auto: the choice of a model of their time")]
 FAILED = 1
 BAD_INPUT = 2
 
@@ -79,7 +79,7 @@ def explain(
     html: Annotated[
         Path | None, typer.Option("--html", help="write a page with drawings, costs and code to this file")
     ] = None,
-    schedule: Schedule = None,
+    schedule: Schedule = "walk",
     json: Json = False,
 ) -> None:
     """Derive the chunk form and print it: class, rewrites, equations, costs, stability, schedule.
@@ -129,7 +129,7 @@ def compile_(
     V: SizeV = 128,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="folder for the generated modules")] = None,
-    schedule: Schedule = None,
+    schedule: Schedule = "walk",
     json: Json = False,
 ) -> None:
     """Write the generated modules; with --target compile their kernels and print what they take.

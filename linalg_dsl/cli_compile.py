@@ -34,7 +34,7 @@ def compile_all(
     dtype: str,
     out: Path | None,
     output: Output,
-    schedule: str | None = None,
+    schedule: str = "walk",
 ) -> bool:
     """Whether every kernel fits its target; equal kernels of several recurrences are compiled once."""
     places = _targets(targets)

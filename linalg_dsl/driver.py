@@ -62,8 +62,9 @@ def compile(
     """
     _refuse(tune=tune)
     options = CompileOptions(
-        backend, chunk_size, schedule, invariant, strict, debug, substeps, reverse, state_layout, super_chunk
-    )
+        backend, chunk_size, schedule or "walk", invariant, strict, debug, substeps, reverse, state_layout,
+        super_chunk,
+    )  # fmt: skip
     op = assemble(read_spec(spec), options)
     op.derive()
     return op

@@ -33,7 +33,7 @@ class StagePlan:
     chunk_size: int | None = None
     emit: Callable[[str, Trace], str] | None = field(default=None, compare=False, repr=False)
     """Gives the module of a backend, and fills a trace of it."""
-    schedule: str | None = None
+    schedule: str = "walk"
     super_chunk: int | None = None
     invariant: bool = False
 

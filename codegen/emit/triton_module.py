@@ -112,7 +112,7 @@ def emit_triton(
     wide: bool = False,
     handed: tuple[str, ...] = (),
     trace: Trace | None = None,
-    schedule: str | None = "walk",
+    schedule: str = "walk",
     super_chunk: int | None = None,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
@@ -121,8 +121,8 @@ def emit_triton(
     ``invariant``: nothing about a call but K, V, dtype and device decides how it is computed. ``wide``: the
     output is float32. ``handed``: inputs whose types do not decide that of the operands of products.
     ``trace`` takes up what the names in the kernels stand for. ``schedule``: "walk", "two_level" (with
-    super-chunks of ``super_chunk`` chunks, None for a choice at each call), or None for a choice between them
-    at each call. The text depends on nothing but the arguments and this package's version. Raises
+    super-chunks of ``super_chunk`` chunks, None for a choice at each call), or "auto" for a choice between
+    them at each call. The text depends on nothing but the arguments and this package's version. Raises
     ``ArgumentError`` where there is no such schedule.
     """
     if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
@@ -130,8 +130,8 @@ def emit_triton(
             f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}"
         )
     plan = kernel_plan(forward, backward)
-    levels = schedule == "two_level" or (schedule is None and not invariant and not why_one_level(plan.plan))
     forced = schedule == "two_level"
+    levels = forced or (schedule == "auto" and not invariant and not why_one_level(plan.plan))
     emitter = _Emitter(canonical, plan, chunk_size, invariant, wide, handed, levels, forced, super_chunk)
     text = emitter.run()
     if trace is not None:

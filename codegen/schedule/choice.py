@@ -68,7 +68,7 @@ class Levels:
 
 
 def choose_levels(
-    plan: KernelPlan, place: Place, schedule: str | None, super_chunk: int | None, *, invariant: bool
+    plan: KernelPlan, place: Place, schedule: str, super_chunk: int | None, *, invariant: bool
 ) -> Levels:
     """As the launcher of a dense call chooses; the arguments are those of ``linalg_dsl.compile``."""
     if reason := why_one_level(plan.plan):

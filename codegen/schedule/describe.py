@@ -109,7 +109,7 @@ def schedule_lines(
     target: str = "sm_90",
     chunk_size: int | None = None,
     invariant: bool = False,
-    schedule: str | None = "walk",
+    schedule: str = "walk",
     super_chunk: int | None = None,
 ) -> tuple[str, ...]:
     """The launches of a dense call of this shape: programs, blocks, warps, stages, bytes, reasons.

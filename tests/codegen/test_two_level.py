@@ -170,8 +170,8 @@ def test_super_chunks_fill_one_wave(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 132 - B * H * 4 < programs <= 132, (B, T, H, found.super_chunk)
 
 
-def test_unasked_two_levels_are_for_few_heads_and_long_sequences() -> None:
-    module = module_of("linear_attention")
+def test_by_the_model_two_levels_are_for_few_heads_and_long_sequences() -> None:
+    module = module_of("linear_attention", schedule="auto")
     assert call(module, "linear_attention", 1, 131072, 4).super_chunk > 1
     assert call(module, "linear_attention", 8, 2048, 16).super_chunk == 0
     assert call(module, "linear_attention", 1, 512, 4).super_chunk == 0
@@ -181,23 +181,24 @@ def test_the_invariant_plan_looks_at_no_sizes_but_k_and_v() -> None:
     module = module_of("linear_attention", schedule="two_level", invariant=True)
     lengths = {call(module, "linear_attention", *s).super_chunk for s in ((1, 100, 1), (8, 9000, 16))}
     assert len(lengths) == 1
-    text = ld.compile(ALL["linear_attention"], invariant=True).source(backend="triton")
+    text = ld.compile(ALL["linear_attention"], schedule="auto", invariant=True).source(backend="triton")
     assert "super_chunk" not in text
 
 
-def test_a_walk_asked_for_has_nothing_of_two_levels() -> None:
+def test_walks_have_nothing_of_two_levels_and_are_the_default() -> None:
     text = ld.compile(ALL["kda"], schedule="walk").source(backend="triton")
     assert "super" not in text
+    assert ld.compile(ALL["kda"]).source(backend="triton") == text
 
 
-def test_unasked_walks_give_what_walks_give() -> None:
+def test_walks_by_the_model_give_what_walks_give() -> None:
     """In the interpreter, a card of one multiprocessor, no second level pays."""
     _, tensors, state = case("gated_delta_rule", 1, 40, 1, 5, 6)
     results = [
         ld.compile(ALL["gated_delta_rule"], backend="triton", chunk_size=16, schedule=schedule)(
             **tensors, initial_state=state, output_final_state=True
         )
-        for schedule in (None, "walk")
+        for schedule in ("auto", "walk")
     ]
     for left, right in zip(*results, strict=True):
         assert torch.equal(left, right)
@@ -206,7 +207,7 @@ def test_unasked_walks_give_what_walks_give() -> None:
 @pytest.mark.parametrize("name", ["linear_attention", "gla", "kda"])
 def test_explain_says_what_the_launcher_chooses(name: str) -> None:
     """Of float32 calls, which the interpreter sizes as an H200 would."""
-    for schedule in (None, "two_level", "walk"):
+    for schedule in ("auto", "two_level", "walk"):
         module = module_of(name, schedule=schedule)
         op = ld.compile(ALL[name], schedule=schedule)
         for B, T, H in ((1, 131072, 4), (1, 32768, 16), (8, 2048, 16), (1, 40, 2)):
@@ -218,7 +219,7 @@ def test_explain_says_what_the_launcher_chooses(name: str) -> None:
 
 
 def test_explain_has_work_and_time_of_every_kernel() -> None:
-    lines = ld.compile(ALL["kda"]).plan.explain(B=1, T=131072, H=4, K=128, V=128).schedule
+    lines = ld.compile(ALL["kda"], schedule="auto").plan.explain(B=1, T=131072, H=4, K=128, V=128).schedule
     kernels = [line for line in lines if line.startswith(("fwd_", "bwd_"))]
     assert sum("GFLOP" in line and (" by the model" in line or "at least" in line) for line in lines) == len(
         kernels
@@ -230,8 +231,8 @@ def test_explain_has_work_and_time_of_every_kernel() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "three_level"}, "schedule is one of None, walk, two_level, got 'three_level'"),
-        ({"super_chunk": 4}, "super_chunk=4 needs schedule='two_level', got None"),
+        ({"schedule": "three_level"}, "schedule is one of walk, two_level, auto, got 'three_level'"),
+        ({"super_chunk": 4}, "super_chunk=4 needs schedule='two_level', got 'walk'"),
         (
             {"schedule": "two_level", "backend": "torch"},
             "is for the triton backend; backend='torch' goes over",

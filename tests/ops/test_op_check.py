@@ -46,15 +46,15 @@ def test_check_of_packed_sequences_grouped_heads_and_consts() -> None:
 @pytest.mark.parametrize(
     ("line", "rows"),
     [
-        ("return d_s, (d_q, d_k, d_v, d_g, d_beta)", "d q"),
-        ("return o, s_next", "o"),
+        ("return (d_s,), (d_q, d_k, d_v, d_g, d_beta)", "d q"),
+        ("return o, (s_next,)", "o"),
     ],
 )
 def test_check_sees_a_wrong_module(line: str, rows: str) -> None:
     good = compiled("gated_delta")
     text = good.module_text("torch")
     assert line in text
-    bad = line.replace("(d_q,", "(1.001 * d_q,") if "d_q" in line else line.replace("o,", "1.001 * o,")
+    bad = line.replace("(d_q,", "(1.001 * d_q,") if "d_q" in line else line.replace(" o,", " 1.001 * o,")
 
     def derive(spec: object, options: object, consts: object) -> Artefacts:
         return good.artefacts()

@@ -201,7 +201,7 @@ def test_lanes_of_one_class_have_the_same_blocks(units: int) -> None:
 
 def test_kernels_as_the_call_would_run_them_pass() -> None:
     """Interpreted: heads that share, and states kept at some boundaries only."""
-    op = linalg_dsl.compile(catalogue_text("gla"), backend="triton", chunk_size=16)
+    op = linalg_dsl.compile(catalogue_text("gla"), backend="triton", chunk_size=16, schedule="auto")
     like = tuple(leaves(op, 1, 3, 2, 5, 3, dtype=torch.float32)[0])
     modules = op.operator("triton").module, op.operator("torch").module
     for launch in (Launch((2, 1, 1, 1), 100, False), Launch((2, 1, 1, 1), 100, two_level=True)):

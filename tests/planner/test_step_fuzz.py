@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import isfinite
 
 import step_cases
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from step_cases import StepCase
 
 from linalg_dsl.algebra.expr import Expr, Symbol
@@ -31,7 +31,8 @@ def without_shifts(spec: RecurrenceSpec) -> RecurrenceSpec:
     return replace(spec, updates=updates, outputs=outputs)
 
 
-@settings(max_examples=20)
+# most random powers and logarithms are not finite; twenty recurrences that are, are looked at all the same
+@settings(max_examples=20, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(specs_of_several_states())
 def test_any_recurrence_runs_token_by_token(spec: RecurrenceSpec) -> None:
     spec = without_shifts(spec)
@@ -41,5 +42,5 @@ def test_any_recurrence_runs_token_by_token(spec: RecurrenceSpec) -> None:
     verify_step(step_backward(form.plan))
     found = StepCase(form)
     errors = step_cases.errors(found, found.module("torch", 2), 1, 3, 2, 3, 4)
-    assume(all(isfinite(e) for e in errors.values()))  # powers and logarithms of random numbers often are not
+    assume(all(isfinite(e) for e in errors.values()))
     assert not {n: e for n, e in errors.items() if not e < 1e-7}
