@@ -1,8 +1,8 @@
 """The codes of mistakes in a recurrence, each with a paragraph that explains it.
 
 Codes are stable: a code never changes its meaning and is never used again for another one.
-E1 syntax, E2 names, E3 shapes, E4 time and structure, E5 promises, E9 not supported yet (from E950 on:
-found by the planner).
+E1 syntax, E2 names, E3 shapes, E4 time and structure, E5 promises, E9 what cannot be computed, or not in
+chunks (from E950 on: found by the planner).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ EXPLANATIONS: dict[str, str] = {
     "E503": """The same kind of property is given twice.""",
     "E902": """A shift goes one token back, `k_{t-1}`, and takes inputs, or bindings made of inputs at the
     token. What depends on a state is carried to the next token as a state of its own. The planner says
-    this, too, of shifts that it cannot compile yet.""",
+    this, too, of a recurrence that still holds shifts: `compile` first makes them inputs.""",
     "E903": """Substeps that are not supported. A loop `for j in 1..n:` counts from 1; its indented body
     holds equations: bindings, then one for the state, in which S_t is the state after the substep before.
     Rows `k_{t,j}` belong to the substep. A loop updates one state and holds no other loop.""",
@@ -103,21 +103,21 @@ EXPLANATIONS: dict[str, str] = {
     the gate of the axis that it does not erase: every element, or every column, would need a recurrence of
     its own. Such updates have no chunk form.""",
     "E952": """The state is erased along both axes, or a scalar read from it multiplies a write or another
-    vector. Such an update is of low rank on both sides, so that no chunk form exists; it is not supported
-    yet.""",
+    vector. Such an update is of low rank on both sides, so that no chunk form exists: it runs token
+    after token.""",
     "E953": """A term is neither a product with the state nor an outer product of vectors of the token (in the
-    output: a column of the token). It is not supported yet.""",
+    output: a column of the token). It has no chunk form.""",
     "E954": """Coupled states gate each other in a circle. The chunk form of several states needs an order of
     them in which each takes up pasts of later ones only, so that their gate of blocks is triangular;
     rotations, for one, have no such order.""",
-    "E955": """The update writes nothing, or it writes or erases along more vectors than are supported: at
-    most 4 erases and 8 writes per token.""",
-    "E957": """The output uses the state in a way that is not supported yet. An output is a sum of reads
+    "E955": """The update writes nothing, or it writes or erases along more vectors than chunk kernels
+    hold: at most 4 erases and 8 writes per token.""",
+    "E957": """The output uses the state in a way that no chunk form has. There, an output is a sum of reads
     `S_tᵀ q_t` (or of reads `S_t p_t`), each perhaps scaled by a scalar or a vector, and of terms without the
     state.""",
     "E958": """A chunk form has matrix states, [K, V] or [V, K], and one output; coupled states have one
     shape and are at most four.""",
-    "E959": """Elementwise arithmetic on matrices is supported with outer products only: not yet where a
+    "E959": """Elementwise arithmetic on matrices has a chunk form with outer products only: not where a
     scalar is added to every element of a [K, V] matrix, or where an elementwise product has a factor
     that is no `x yᵀ`.""",
     "E961": """A const has no finite value, or a dimension that it gives is no whole number from 1 to 64.""",

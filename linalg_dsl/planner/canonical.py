@@ -292,12 +292,12 @@ def _check_states(spec: RecurrenceSpec) -> None:
         shift = f"{spec.shifted[0].name}_{{t-1}}"
         raise DslError.single(
             "E902",
-            f"the shift {shift} is not supported yet",
+            f"the shift {shift} has no place in a chunk form",
             spec.updates[0].span,
             f"pass the shifted tensor as an input of its own, such as `{spec.shifted[0].name}_before`",
         )
     if len(spec.outputs) != 1:
-        raise DslError.single("E958", f"{spec.name} has several outputs; only one is supported yet")
+        raise DslError.single("E958", f"{spec.name} has several outputs; a chunk form has one")
     for axis in state.dims:
         if not any(axis in i.dims for i in spec.inputs):
             raise DslError.single(
