@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -12,18 +10,17 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from linalg_dsl.codegen.cache import record, recorded, toolchain
+from linalg_dsl.codegen.cache import toolchain
 from linalg_dsl.ops.args import axis_sizes, const_numbers
 from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.selfcheck import (
     ENVIRONMENT_VARIABLE,
     TOLERANCE,
     Launch,
+    Passed,
     device_name,
     enabled,
     lanes_class,
-    pass_name,
-    pass_note,
     pinned,
     units_of,
 )
@@ -31,7 +28,6 @@ from linalg_dsl.planner.decode_form import DecodeForm
 
 _ROWS, _LENGTH = 4, 5
 _SLOTS = (2, -1, 0)
-_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class DecodeCheck:
         self.form = form
         self.module = module
         self.exact = exact
-        self._passed: set[tuple[object, ...]] = set()
+        self._passed = Passed()
 
     def __call__(
         self, tensors: Sequence[Tensor], states: Sequence[Tensor], slots: Tensor | None, counts: Tensor | None
@@ -71,17 +67,7 @@ class DecodeCheck:
         steps = self._steps(tensors, states, slots, counts)
         sizes = axis_sizes(self.form.spec, tensors)
         key = (self.module.__name__, device, tuple(x.dtype for x in tensors), *sizes.items(), steps)
-        if key in self._passed:
-            return
-        with _LOCK:
-            if key in self._passed:
-                return
-            name = pass_name(self.module, key)
-            if os.environ.get(ENVIRONMENT_VARIABLE) == "always" or name is None or not recorded(name):
-                self.known_answer(tensors, steps)
-                if name is not None:
-                    record(name, pass_note(key))
-            self._passed.add(key)
+        self._passed.need(self.module, key, lambda: self.known_answer(tensors, steps))
 
     def _steps(
         self, tensors: Sequence[Tensor], states: Sequence[Tensor], slots: Tensor | None, counts: Tensor | None

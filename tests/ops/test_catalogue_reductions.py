@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from linalg_dsl import ops
-from linalg_dsl.testing.reductions import REDUCTIONS, Reduction
+from linalg_dsl.testing.reductions import REDUCTIONS, B, H, Reduction, T, shared_values
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* has no chunk form:UserWarning")
 
-B, T, H, K, V = 1, 40, 2, 5, 4
+K, V = 5, 4
 
 
 def close(found: Tensor, wanted: Tensor) -> None:
@@ -20,23 +20,7 @@ def close(found: Tensor, wanted: Tensor) -> None:
 
 @pytest.fixture
 def x() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(4)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(B, T, H, *shape, generator=generator, dtype=torch.float64)
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(B, T, H, *shape, generator=generator, dtype=torch.float64)
-
-    unit = torch.nn.functional.normalize
-    g = -uniform()
-    return {
-        "q": normal(K), "k": unit(normal(K), dim=-1), "p": unit(normal(K), dim=-1), "v": normal(V),
-        "g": g, "g_K": -uniform(K), "wide": g[..., None].expand(B, T, H, K), "beta": uniform(),
-        "eta": uniform(), "raw": normal(), "zero": torch.zeros(B, T, H, dtype=torch.float64),
-        "one": torch.ones(B, T, H, dtype=torch.float64),
-        "no_param": torch.zeros(H, dtype=torch.float64),
-    }  # fmt: skip
+    return shared_values(0, K, V)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: r.title)

@@ -417,18 +417,18 @@ def test_the_text_of_a_step_has_no_other_launch() -> None:
 
 @pytest.mark.parametrize("slots", [None, torch.tensor([0, 3])])
 def test_the_first_step_on_a_device_is_checked(monkeypatch: pytest.MonkeyPatch, slots: Any) -> None:
-    from linalg_dsl.ops import decode_check
+    from linalg_dsl.ops import decode_check, selfcheck
 
     op = lazy(TEXTS["gated_delta"], backend="triton")
     check = op.decoder.operator("triton").check
     assert check is not None
     monkeypatch.setattr(decode_check, "enabled", lambda device: True)
-    monkeypatch.setattr(decode_check, "recorded", lambda name: False)
+    monkeypatch.setattr(selfcheck, "recorded", lambda name: False)
     tensors = draw(op.spec, 2, 1, 2, 3, 5, dtype=torch.float32)
     state = torch.zeros(2 if slots is None else 4, 2, 3, 5)
     op.step(**tensors, state=state, slots=slots)
-    assert len(check._passed) == 1
-    check._passed.clear()
+    assert len(check._passed.keys) == 1
+    check._passed.keys.clear()
     right = check.exact.step
     monkeypatch.setattr(check.exact, "step", lambda *args: 1.5 * right(*args))
     with pytest.raises(RuntimeError, match=r"known-answer test of step failed on cpu .* o is off by"):
