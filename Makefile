@@ -30,7 +30,7 @@ fuzz: $(STAMP)
 
 # the property kit against typical faults of kernels, half an hour of one core: docs/mutants.md
 mutants: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/testing/mutants.py --write docs/mutants.md
+	OMP_NUM_THREADS=1 $(BIN)/python tests/testing/mutants.py --jobs $(JOBS) --write docs/mutants.md
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -q -m gpu

@@ -63,13 +63,15 @@ class Certificate(CheckReport):
     """What was found over ``draws`` cases; prints as a table, and ``ok`` says whether nothing was wrong.
 
     ``proved`` are the plan's bounds of exponents and of the solve, ``curves`` rows of T, gates, error (the
-    worst relative L2 of all results) and floor (what the type costs), ``worst_case`` the inputs that came
-    nearest to, or furthest beyond, an allowance, ``failure`` the smallest counterexample.
+    worst relative L2 of all results) and floor (what the type costs), ``cases`` the inputs in words,
+    ``worst_case`` those that came nearest to, or furthest beyond, an allowance (``keep`` writes them),
+    ``failure`` the smallest counterexample.
     """
 
     draws: int = 0
     proved: tuple[str, ...] = ()
     curves: tuple[dict[str, Any], ...] = ()
+    cases: tuple[str, ...] = ()
     worst_case: Case | None = field(default=None, compare=False)
     failure: PropertyError | None = field(default=None, compare=False)
 
@@ -97,6 +99,8 @@ class Certificate(CheckReport):
             "rows": rows,
             "proved": list(self.proved),
             "curves": list(self.curves),
+            "cases": list(self.cases),
+            "worst_case": None if self.worst_case is None else str(self.worst_case),
             "failure": None if self.failure is None else self.failure.failure.as_dict(),
         }
 
@@ -109,10 +113,13 @@ class Certificate(CheckReport):
         return path
 
     def figure(self) -> Any:
-        """Errors over T by strength of the gates, and what the type costs: a matplotlib ``Figure``."""
-        from linalg_dsl.plots import errors
+        """Errors over T and over the strength of the gates, beside what the type costs: a matplotlib
+        ``Figure``. Raises ``ArgumentError`` where the certificate was made without curves."""
+        from linalg_dsl.plots import error_panels
 
-        return errors(list(self.curves))
+        if not self.curves:
+            raise ArgumentError("the certificate has no curves to draw: it was made with curves=False")
+        return error_panels(list(self.curves))
 
     def __str__(self) -> str:
         width = max(len(r.name) for r in self.rows)
@@ -137,6 +144,8 @@ class Certificate(CheckReport):
             )
         if self.failure is not None:
             lines.append(str(self.failure))
+        elif self.worst_case is not None:
+            lines.append(f"  nearest to a bound: seed {self.worst_case.seed}, {self.worst_case}")
         return "\n".join(lines)
 
 
@@ -156,9 +165,10 @@ def certify(
     rows: dict[str, CertificateRow] = {}
     failure: PropertyError | None = None
     worst: tuple[float, Case | None] = (-1.0, None)
-    count = 0
+    count, drawn = 0, []
     for case in cases(subject, seed=seed, examples=draws, budget_s=budget_s, dtype=dtype):
         count += 1
+        drawn.append(f"seed {case.seed}: {case}")
         oracle = exact(case, gradients=bool(subject.wanted))
         results = run(subject, case)
         found = {n: _row(subject, case, oracle, n, x) for n, x in results.items()}
@@ -168,7 +178,8 @@ def certify(
                 worst = row.ratio, case
         bad = max(found.values(), key=lambda r: r.ratio)
         if bad.ratio > 1 and failure is None:
-            excess = Excess(bad.name, bad.index, bad.got, bad.expected, 0.0, bad.ratio)
+            within = abs(bad.got - bad.expected) / bad.ratio
+            excess = Excess(bad.name, bad.index, bad.got, bad.expected, within, bad.ratio)
             cause = likely_cause(subject, case, oracle, results)
             failure = smallest(subject, fail(subject, "check", case, excess, cause, results), check_case)
     kind = str(dtype).removeprefix("torch.")
@@ -182,6 +193,7 @@ def certify(
         draws=count,
         proved=proved(subject.op),
         curves=_curves(subject, dtype) if curves else (),
+        cases=tuple(drawn),
         worst_case=worst[1],
         failure=failure,
     )

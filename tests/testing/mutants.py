@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,12 +98,24 @@ def page(verdicts: list[Verdict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _kept(path: Path | None) -> dict[str, Verdict]:
+    """Verdicts of a run that was broken off."""
+    if path is None or not path.exists():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {v.name: v for v in (Verdict(**json.loads(line)) for line in lines)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="some of them")
     parser.add_argument("--one", help="this one, in this process; prints its verdict as JSON")
     parser.add_argument("--write", type=Path, help="where the table goes")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="so many at a time")
+    parser.add_argument(
+        "--resume", type=Path, help="verdicts so far, one a line: what is there is not run again"
+    )
     given = parser.parse_args()
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ["LINALG_DSL_SELFCHECK"] = "0"  # the known answers would find many of them first
@@ -110,11 +123,16 @@ def main() -> int:
     if given.one:
         print(json.dumps(vars(examine(known[given.one], given.seed))))
         return 0
-    verdicts = []
-    for name in given.names or known:
-        verdicts.append(apart(name))
-        v = verdicts[-1]
-        print(f"{v.name:<42} {v.killer or 'SURVIVED':<32} {v.seconds:6.1f} s  {v.tensor}", flush=True)
+    wanted = given.names or list(known)
+    found = _kept(given.resume)
+    with ThreadPoolExecutor(given.jobs) as pool:  # each waits for a process of its own
+        for v in pool.map(apart, [n for n in wanted if n not in found]):
+            found[v.name] = v
+            print(f"{v.name:<42} {v.killer or 'SURVIVED':<32} {v.seconds:6.1f} s  {v.tensor}", flush=True)
+            if given.resume:
+                with given.resume.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(vars(v)) + "\n")
+    verdicts = [found[n] for n in wanted]
     alive = [v.name for v in verdicts if v.killer is None]
     print(
         f"{len(verdicts) - len(alive)} of {len(verdicts)} found"
