@@ -253,7 +253,7 @@ class CompiledOp:
     def plan(self) -> Plan:
         """The derivation and the chunk plans, printable; ``plan.explain(B=, T=, H=, K=, V=)``."""
         chosen = self.options
-        asked = (chosen.schedule, chosen.super_chunk, chosen.invariant)
+        asked = (chosen.schedule, chosen.super_chunk, chosen.invariant, chosen.launch)
         plans = [
             StagePlan(stage.artefacts(), chosen.chunk_size, stage.traced_text, *asked)
             for stage in self.stage_ops
