@@ -110,9 +110,8 @@ def emit_triton_step(
 
     ``chunk_size``: tokens between two saved states. ``invariant``: nothing about a call but K, V, dtype and
     device decides how it is computed. ``wide``: the output is float32. ``handed``: inputs whose types do
-    not decide that of the output. ``launch``: sizes in place of the table's. ``trace`` takes up what the names
-    in the kernels stand for. The text
-    depends on nothing but the arguments and this package's version.
+    not decide that of the output. ``launch``: sizes in place of the table's. ``trace`` takes up what the
+    names in the kernels stand for. The text depends on nothing but the arguments and this package's version.
     """
     default = VECTOR_CHUNK if all(len(s.dims) < 2 for s in form.spec.states) else CHUNK
     like = output_like(form.spec, handed)
