@@ -38,6 +38,9 @@ class CompileOptions:
     ``launch``: blocks, warps and stages of kernels in place of the tables' (``codegen.launch_sizes``). For
     the triton backend.
 
+    ``tune``: the first call of a shape class on a GPU searches for sizes that are faster than the tables'
+    (``ops.tune``); what it finds is kept in the cache directory.
+
     Of a stage that feeds another: ``wide``, its output is float32 (float64 where something is), whatever
     its inputs are; ``handed``, the inputs that other stages gave, whose types say nothing of the user's.
     """
@@ -53,6 +56,7 @@ class CompileOptions:
     state_layout: str | None = None
     super_chunk: int | None = None
     launch: Launches = ()
+    tune: bool = False
     wide: bool = False
     handed: tuple[str, ...] = ()
 

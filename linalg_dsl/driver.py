@@ -62,10 +62,9 @@ def compile(
     Everything up to the backward plan is derived now, so mistakes are reported here (``DslError``); the
     module of a backend is written at the first call that needs it. Options: ``CompileOptions``.
     """
-    _refuse(tune=tune)
     options = CompileOptions(
         backend, chunk_size, schedule or "walk", invariant, strict, debug, substeps, reverse, state_layout,
-        super_chunk, read_launches(launch),
+        super_chunk, read_launches(launch), tune,
     )  # fmt: skip
     op = assemble(read_spec(spec), options)
     op.derive()
@@ -254,8 +253,3 @@ def make_plan(spec: RecurrenceSpec, options: CompileOptions | None = None) -> Pl
 def _traced(artefacts: Artefacts, options: CompileOptions, backend: str, trace: Trace) -> str:
     return emit(artefacts, backend, options, trace)
 
-
-def _refuse(**asked: Any) -> None:
-    for option, wanted in asked.items():
-        if wanted:
-            raise ArgumentError(f"compile: the option {option} is not supported yet")

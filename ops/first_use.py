@@ -144,16 +144,28 @@ def alternatives(block: int, warps: int, stages: int) -> Iterator[tuple[int, int
 
 def compile_side_by_side(module: ModuleType, launches: Sequence[Launched]) -> list[int]:
     """With Triton, for the current device; its disk cache counts."""
+    found = compiled_side_by_side(module, launches)
+    for kernel in found:
+        if isinstance(kernel, Exception):
+            raise kernel
+    return [spills_of(kernel) for kernel in found]
+
+
+def compiled_side_by_side(module: ModuleType, launches: Sequence[Launched]) -> list[Any]:
+    """Of each launch Triton's compiled kernel, or the exception that the compiler raised."""
     from triton.runtime.jit import MockTensor
 
     def compiled(launch: Launched) -> Any:
         kernel = getattr(module, launch.kernel)
         mocked = [MockTensor(x.dtype) if isinstance(x, Tensor) else x for x in launch.arguments]
         sizes = {"num_warps": launch.warps, "num_stages": launch.stages}
-        return kernel.warmup(*mocked, grid=(launch.programs,), **sizes, **dict(launch.constants))
+        try:
+            return kernel.warmup(*mocked, grid=(launch.programs,), **sizes, **dict(launch.constants))
+        except Exception as error:
+            return error
 
     found = _in_threads(compiled, launches)
-    return [_spills(kernel) for kernel in found]
+    return [_settled_kernel(x) for x in found]
 
 
 def _in_threads(compiled: Callable[[Launched], Any], launches: Sequence[Launched]) -> list[Any]:
@@ -163,13 +175,21 @@ def _in_threads(compiled: Callable[[Launched], Any], launches: Sequence[Launched
         return [compiled(x) for x in launches]
     if len(launches) < 2 or active_mode.get() is not None:
         return [compiled(x) for x in launches]
-    with ThreadPoolExecutor(min(len(launches), os.cpu_count() or 1)) as pool, AsyncCompileMode(pool):
-        found = [compiled(x) for x in launches]
-    return [x.result() if hasattr(x, "result") else x for x in found]
+    workers = min(len(launches), os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers) as pool, AsyncCompileMode(pool, ignore_errors=True):
+        return [compiled(x) for x in launches]
 
 
-def _spills(kernel: Any) -> int:
-    """Known once a kernel is loaded onto the device."""
+def _settled_kernel(found: Any) -> Any:
+    """What a kernel that was compiled elsewhere has become."""
+    try:
+        return found.result() if hasattr(found, "result") else found
+    except Exception as error:
+        return error
+
+
+def spills_of(kernel: Any) -> int:
+    """Known once a kernel is loaded onto the device, which raises where it has no room there."""
     load = getattr(kernel, "_init_handles", None)
     if load is not None:
         load()

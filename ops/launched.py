@@ -68,7 +68,8 @@ class Module:
             function = getattr(module, name, None)
             if function is not None:
                 setattr(self.copy, name, _constant(function(device)))
-        self.copy.REPLACED = getattr(module, "REPLACED", {})  # one table, whichever of them is asked
+        for name in ("SIZES", "REPLACED"):  # one table, whichever of them is asked
+            setattr(self.copy, name, getattr(module, name, {}))
 
     def launches(self, tensors: Sequence[Tensor], offsets: Tensor | None, use: Use) -> list[Launched]:
         """Those of a forward, and of a backward where one will follow."""
