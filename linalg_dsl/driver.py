@@ -252,4 +252,3 @@ def make_plan(spec: RecurrenceSpec, options: CompileOptions | None = None) -> Pl
 
 def _traced(artefacts: Artefacts, options: CompileOptions, backend: str, trace: Trace) -> str:
     return emit(artefacts, backend, options, trace)
-

@@ -264,6 +264,7 @@ def _decode_floors(op: CompiledOp, shape: Shape, dtype: torch.dtype) -> tuple[fl
 
 def forward_call(call: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callable[[], object]:
     """A forward without gradients."""
+
     def run() -> Tensor:
         with torch.no_grad():
             return call(*tensors)

@@ -1,10 +1,10 @@
 """Tuning: a bounded search around the tables' choice, on the device at hand.
 
-For each variant of the plan (``tune_space.variants``) the sizes of every kernel are searched by themselves, since
-kernels of a call do not depend on each other's: all neighbours are compiled side by side, then timed in rounds,
-each of which runs the whole call with another choice for every kernel. What does not compile, spills, fails or
-is wrong is left out and noted; the winner of a variant is compared with the step loop before it may win.
-Everything is noted as it comes, so that a search that was stopped goes on where it was.
+For each variant of the plan (``tune_space.variants``) the sizes of every kernel are searched by themselves:
+those of one do not change another's time. All neighbours are compiled side by side, then timed in
+rounds, each of which runs the whole call with another choice for every kernel. What does not compile, spills,
+fails or is wrong is left out and noted; the winner of a variant is compared with the step loop before it may
+win. Everything is noted as it comes, so that a search that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Hands(Protocol):
         """Milliseconds of every kernel in one run, by its name in its module."""
         ...
 
-    def whole_time(self, run: Callable[[], object]) -> float:
-        """Milliseconds of a run."""
+    def whole_time(self, op: CompiledOp, run: Callable[[], object]) -> float:
+        """Milliseconds of a run of this op."""
         ...
 
     def fault(self, op: CompiledOp, run: Callable[[], object]) -> str:
@@ -77,9 +77,13 @@ class Search:
                 self._note(name, "failed: the process ended while it ran")
         default = self._whole("default", self.op)
         if default is None:
-            raise RuntimeError(f"{self.op.spec.name}: the default choice does not run: {record.tried['default']}")
+            raise RuntimeError(
+                f"{self.op.spec.name}: the default choice does not run: {record.tried['default']}"
+            )
         record.default_ms = default
-        best = default if record.best_ms is None else record.best_ms
+        if record.best is None:  # the default stands until something is faster
+            record.best, record.best_ms = {}, default
+        best = record.best_ms or default
         for variant in tried:
             if self.is_over:
                 self.say("the budget is spent; the same command goes on from here")
@@ -95,8 +99,6 @@ class Search:
             if ms < MARGIN * best:
                 best, record.best, record.best_ms = ms, options, ms
         record.finished = not self.is_over
-        if record.best is None:
-            record.best, record.best_ms = {}, default
         return self._save(record)
 
     @property
@@ -129,7 +131,8 @@ class Search:
         winner = self._with(options)
         label = f"{variant} | {_listed(changed)}"
         ms = self._whole(label, winner)
-        self.say(f"{variant}: {'does not run' if ms is None else f'{ms:.4f} ms'}; {_listed(changed) or 'no other sizes'}")
+        time = "does not run" if ms is None else f"{ms:.4f} ms"
+        self.say(f"{variant}: {time}; {_listed(changed) or 'no other sizes'}")
         if ms is None or (not changed and self._fault(label, winner)):
             return None
         return ms, options
@@ -220,6 +223,7 @@ class Search:
         owners: Mapping[str, tuple[str, str]],
     ) -> Assignment:  # fmt: skip
         """What of the changed sizes gives right numbers, all together."""
+
         def fault(part: Assignment) -> bool:
             options = {**variant.changes, "launch": as_option({**default, **part}, owners)}
             return self._fault(f"{variant} | check {_listed(part)}", self._with(options))
@@ -232,7 +236,7 @@ class Search:
     # -- measurements -----------------------------------------------------------------------------
     def _whole(self, label: str, op: CompiledOp) -> float | None:
         try:
-            ms = self.hands.whole_time(self.call(op))
+            ms = self.hands.whole_time(op, self.call(op))
         except Exception as error:
             self._note(label, f"failed: {_short(error)}")
             return None
@@ -319,12 +323,14 @@ def owners_of(op: CompiledOp) -> dict[str, tuple[str, str]]:
     for stage, kernel, _ in op.with_options(schedule="auto").plan.launch_names():
         for module, own in zip(modules_of(op), op.stage_ops, strict=True):
             if own.spec.name == stage:
-                found = [n for n in vars(module) if n.endswith(f"_{kernel}") and hasattr(vars(module)[n], "fn")]
+                found = [
+                    n for n in vars(module) if n.endswith(f"_{kernel}") and hasattr(vars(module)[n], "fn")
+                ]
                 out.update({n: (stage, kernel) for n in found if n not in out})
     return out
 
 
-def is_few(op: CompiledOp, shape: Mapping[str, int], device: torch.device) -> bool:
+def is_few(shape: Mapping[str, int], device: torch.device) -> bool:
     """Whether one level leaves some of the device's multiprocessors without a program."""
     if device.type != "cuda":
         return shape["B"] * shape["H"] < 64

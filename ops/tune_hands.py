@@ -43,7 +43,7 @@ class GpuHands:
             out[name] = out.get(name, 0.0) + ms  # a stage that runs twice
         return out
 
-    def whole_time(self, run: Callable[[], object]) -> float:
+    def whole_time(self, op: CompiledOp, run: Callable[[], object]) -> float:
         replay = graph_of(run, self.device)
         return time_call(replay or run, self.device, 0.1).median
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -66,12 +66,12 @@ class Record:
         write_note(self.name, json.dumps(data, indent=1))
 
 
-def load_record(plan: str, shape: ShapeClass, device: str, options: Mapping[str, Any]) -> Record:
-    """The record for a plan (any text that stands for it), empty where there is none that can be read."""
+def load_record(plan: str, shape: ShapeClass, device: str) -> Record:
+    """The record for a plan (the text of its modules), empty where there is none that can be read."""
     about: dict[str, Any] = {
         "format": _VERSION, "plan": hashlib.sha256(plan.encode()).hexdigest()[:16], "shape": str(shape),
         "dtypes": list(shape.dtypes), "heads": list(shape.ratios), "device": device,
-        "versions": f"linalg_dsl {version('linalg_dsl')}, {toolchain()}", "options": dict(options),
+        "versions": f"linalg_dsl {version('linalg_dsl')}, {toolchain()}",
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
     record = Record(f"tuned_{key}", about)

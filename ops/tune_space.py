@@ -1,4 +1,4 @@
-"""What a tuning tries: the neighbourhood of the tables' choice, kernel by kernel, and variants of the plan."""
+"""What a tuning tries: the neighbourhood of the tables' choice by kernel, and variants of the plan."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def neighbours(launch: Launched) -> tuple[Sizes, ...]:
         found.append((block // 2, warps, stages + 1) if loop else (block // 2, 2 * warps, stages))
     least = min(16, block)
     return tuple(
-        dict.fromkeys(
-            (b, w, s) for b, w, s in found if least <= b <= 512 and 1 <= w <= 8 and 1 <= s <= 5
-        )
+        dict.fromkeys((b, w, s) for b, w, s in found if least <= b <= 512 and 1 <= w <= 8 and 1 <= s <= 5)
     )
 
 
@@ -75,11 +73,15 @@ def rounds(choices: Mapping[str, Sequence[Sizes]]) -> list[Assignment]:
     return [{name: sizes[min(i, len(sizes) - 1)] for name, sizes in choices.items()} for i in range(most)]
 
 
-def as_option(assignment: Mapping[str, Sizes], owners: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, int]]:
+def as_option(
+    assignment: Mapping[str, Sizes], owners: Mapping[str, tuple[str, str]]
+) -> dict[str, dict[str, int]]:
     """The option ``launch``; ``owners``: (stage, kernel) of names in modules."""
     out = {}
     for name, (block, warps, stages) in assignment.items():
         stage, kernel = owners[name]
-        sizes = LaunchSizes(block or None, warps, None if "prep" in kernel or "gradients" in kernel else stages)
+        sizes = LaunchSizes(
+            block or None, warps, None if "prep" in kernel or "gradients" in kernel else stages
+        )
         out[f"{stage}.{kernel}"] = sizes.as_dict()
     return out

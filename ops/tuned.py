@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from linalg_dsl.codegen.launch_sizes import read_launches
 from linalg_dsl.ops.bench import Shape, forward_call, inputs_of, training_call
 from linalg_dsl.ops.first_use import compiles
 from linalg_dsl.ops.launched import Use
-from linalg_dsl.ops.selfcheck import device_name, lanes_class, units_of
+from linalg_dsl.ops.selfcheck import device_name, lanes_class
 from linalg_dsl.ops.tune import Hands, Say, Search, is_few, modules_of
 from linalg_dsl.ops.tune_record import Record, ShapeClass, dtype_names, length_class, load_record
-from linalg_dsl.ops.tune_space import variants
+from linalg_dsl.ops.tune_space import Variant, variants
 from linalg_dsl.planner.step_form import StepForm
 
 if TYPE_CHECKING:
@@ -26,24 +27,27 @@ BUDGET = 120.0
 
 
 def shape_class(
-    op: CompiledOp, tensors: Sequence[Tensor], sizes: Mapping[str, int], packed: bool, passes: str
+    op: CompiledOp,
+    tensors: Sequence[Tensor],
+    sizes: Mapping[str, int],
+    packed: bool,
+    passes: str,
+    device: torch.device,
 ) -> ShapeClass:
     """That of a call with these tensors; ``sizes``: B, T, H, K, V."""
     counts = [x.shape[2 if d.timed else 0] for x, d in zip(tensors, op.spec.inputs, strict=True)]
     heads = max(counts)
-    lanes = lanes_class(sizes["B"] * heads, units_of(modules_of(op)[0], tuple(tensors)))
+    units = int(modules_of(op)[0].device_limits(device)[0])
+    lanes = lanes_class(sizes["B"] * heads, units)
     ratios = tuple(heads // n for n in counts)
     length = length_class(sizes["T"])
-    return ShapeClass(
-        lanes, length, sizes["K"], sizes["V"], dtype_names(tensors), ratios, packed, passes
-    )
+    return ShapeClass(lanes, length, sizes["K"], sizes["V"], dtype_names(tensors), ratios, packed, passes)
 
 
 def record_of(op: CompiledOp, shape: ShapeClass, device: torch.device) -> Record:
     """What is known of this op (without its own wish to be tuned) for a shape class on a device."""
     texts = "\0".join(stage.module_text("triton") for stage in op.stage_ops)
-    own = {"schedule": op.options.schedule, "chunk_size": op.options.chunk_size}
-    return load_record(texts, shape, device_name(device), own)
+    return load_record(texts, shape, device_name(device))
 
 
 def tune_op(
@@ -64,8 +68,7 @@ def tune_op(
     plain = op.with_options(tune=False)
     if tensors is None:
         tensors = tuple(inputs_of(op.spec, shape, dtype, device).values())
-    sizes = asdict(shape)
-    record = record_of(plain, shape_class(plain, tensors, sizes, False, passes), device)
+    record = record_of(plain, shape_class(plain, tensors, asdict(shape), False, passes, device), device)
     if record.finished:
         say("known from an earlier search")
         return record
@@ -83,7 +86,7 @@ def tune_op(
         return make(run, tuple(tensors))
 
     search = Search(plain, call, Use(save=passes == "training"), hands, record, budget, say)
-    return search.run(_variants(plain, shape, dtype, device))
+    return search.run(variants_of(plain, shape, device))
 
 
 def check_sizes(shape: Shape) -> dict[str, int]:
@@ -91,69 +94,66 @@ def check_sizes(shape: Shape) -> dict[str, int]:
     return {"B": 1, "T": 401, "H": 2, "K": shape.K, "V": shape.V}
 
 
-def _variants(op: CompiledOp, shape: Shape, dtype: torch.dtype, device: torch.device) -> Any:
+def variants_of(op: CompiledOp, shape: Shape, device: torch.device) -> tuple[Variant, ...]:
+    """The plans that are tried for a shape."""
+    from linalg_dsl.codegen.schedule.describe import chosen_chunk
     from linalg_dsl.codegen.schedule.two_level import why_one_level
 
-    forms = [plan for plan in op.plan.stages if not isinstance(plan.artefacts.form, StepForm)]
-    chunk = None
-    two = bool(forms) and len(forms) == len(op.stage_ops)
-    if two:
-        chunk = chunk_of(op)
-        two = not any(why_one_level(plan.kernels.plan) for plan in forms)
+    stages = list(op.plan.sized_stages(shape.K, shape.V))
+    if any(isinstance(plan.artefacts.form, StepForm) for plan, _, _ in stages):
+        return (Variant(),)  # there are no chunks, or not in every stage
+    plan, key, value = stages[0]
+    chunk = chosen_chunk(plan.kernels, K=key, V=value, dtype="bfloat16")
+    two = not any(why_one_level(plan.kernels.plan) for plan, _, _ in stages)
     asked = op.options.chunk_size is not None
-    return variants(chunk, asked, op.options.schedule, is_few(op, asdict(shape), device), two)
-
-
-def chunk_of(op: CompiledOp) -> int | None:
-    """The chunk size of the op's first stage at its usual sizes."""
-    from linalg_dsl.codegen.schedule.describe import chosen_chunk
-
-    plan = op.plan.stages[0]
-    return plan.chunk_size or chosen_chunk(plan.kernels, K=128, V=128, dtype="bfloat16")
+    return variants(chunk, asked, op.options.schedule, is_few(asdict(shape), device), two)
 
 
 class Tuner:
     """Of one op with ``tune=True``: gives for every call the op that is fastest for its shape class."""
 
     def __init__(self, op: CompiledOp) -> None:
-        self.op = op
         self.plain = op.with_options(tune=False)
         self._found: dict[tuple[object, ...], CompiledOp] = {}
 
-    def op_for(self, tensors: Sequence[Tensor], sizes: Mapping[str, int], offsets: Tensor | None) -> CompiledOp:
-        """The op for such a call; the first of a class on a GPU waits for the search."""
+    def op_for(
+        self, tensors: Sequence[Tensor], sizes: Mapping[str, int], offsets: Tensor | None
+    ) -> CompiledOp:
+        """The op for such a call; the first of a class on a GPU waits for the search.
+
+        Packed sequences take what is found for one sequence of as many tokens.
+        """
         device = tensors[0].device
-        if torch.compiler.is_compiling() or device.type != "cuda":
+        if torch.compiler.is_compiling() or not compiles(device):
             return self.plain
         passes = "training" if torch.is_grad_enabled() else "forward"
-        key = (device, passes, offsets is None, *((x.shape, x.dtype) for x in tensors))
+        key = (device, passes, *((x.shape, x.dtype) for x in tensors))
         found = self._found.get(key)
         if found is None:
-            if not compiles(device):
-                return self.plain
-            found = self._found[key] = self._search(tensors, sizes, offsets, passes)
+            found = self._found[key] = applied(self.plain, self._search(tensors, sizes, passes))
         return found
 
-    def _search(
-        self, tensors: Sequence[Tensor], sizes: Mapping[str, int], offsets: Tensor | None, passes: str
-    ) -> CompiledOp:
+    def _search(self, tensors: Sequence[Tensor], sizes: Mapping[str, int], passes: str) -> Record:
+        from linalg_dsl.ops.tune_worker import Job, known, tune_apart
+
         shape = Shape(sizes["B"], sizes["T"], sizes["H"], sizes.get("K", 1), sizes.get("V", 1))
-        given = [x.detach() for x in tensors]
-        if offsets is not None:  # packed sequences take what is found for one sequence of their tokens
-            shape = replace(shape, B=1)
-        record = tune_op(
-            self.plain, shape, tensors[-1].dtype, tensors[0].device, passes, say=lambda text: None, tensors=given
+        heads = tuple(
+            x.shape[2 if d.timed else 0] for x, d in zip(tensors, self.plain.spec.inputs, strict=True)
         )
-        return applied(self.plain, record)
+        kinds = tuple(x.dtype for x in tensors)
+        job = Job(self.plain, shape, heads, kinds, str(tensors[0].device), passes, BUDGET)
+        record = known(job, self.plain)
+        if record.best is not None:  # found, or as far as a search came
+            return record
+        return tune_apart(job, say=lambda text: None)
 
 
 def applied(op: CompiledOp, record: Record) -> CompiledOp:
     """The op with what a search has found."""
-    from linalg_dsl.codegen.launch_sizes import read_launches
-
     best = dict(record.best or {})
     if not best:
         return op
     if "launch" in best:
-        best["launch"] = tuple(sorted({**dict(read_launches(best["launch"])), **dict(op.options.launch)}.items()))
+        own = dict(op.options.launch)
+        best["launch"] = tuple(sorted({**dict(read_launches(best["launch"])), **own}.items()))
     return op.with_options(**best)
