@@ -327,7 +327,7 @@ def graph_of(run: Callable[[], object], device: torch.device) -> Callable[[], ob
     """A replay of ``run`` as a CUDA graph; None where there is no GPU, or it cannot be captured."""
     if device.type != "cuda":
         return None
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     try:
         with torch.cuda.stream(side):

@@ -72,8 +72,8 @@ class Search:
         """Searches these variants, the first of which is the op as it is, and notes the best."""
         record = self.record
         self.start = self.clock()
-        for name, found in record.tried.items():
-            if found == STARTED:
+        for name, before in list(record.tried.items()):
+            if before == STARTED:
                 self._note(name, "failed: the process ended while it ran")
         default = self._whole("default", self.op)
         if default is None:
