@@ -79,6 +79,10 @@ class CompileOptions:
                 f"schedule='two_level' is for the triton backend; backend={self.backend!r} goes over whole "
                 "sequences"
             )
+        if self.tune and self.backend not in ("auto", "triton"):
+            raise ArgumentError(
+                f"tune is for the triton backend; backend={self.backend!r} has no sizes to tune"
+            )
         if self.launch and self.backend not in ("auto", "triton"):
             raise ArgumentError(f"launch is for the triton backend; backend={self.backend!r} launches none")
         if self.super_chunk is not None and self.schedule != "two_level":
