@@ -370,11 +370,11 @@ def measured_kernels(
     for plan, key, value in op.plan.sized_stages(shape.K, shape.V):
         found = plan.predictions(shape.B, shape.T, shape.H, key, value, kind, target)
         for phase, kernel, prediction in found:
-            name = next((n for n in times if n.endswith(f"_{kernel}") and times[n]), None)
-            if name is not None:
-                us = 1000 * times[name].pop(0)
+            own = next((n for n in times if n.endswith(f"_{kernel}") and times[n]), None)
+            if own is not None:
+                us = 1000 * times[own].pop(0)
                 yield {
-                    "phase": phase, "kernel": name, "us": us, "predicted": prediction.microseconds,
+                    "phase": phase, "kernel": own, "us": us, "predicted": prediction.microseconds,
                     "bound": prediction.bound, "flops": prediction.flops, "moved": prediction.moved,
                     "features": prediction.features,
                 }  # fmt: skip

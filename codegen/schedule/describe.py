@@ -46,6 +46,7 @@ from linalg_dsl.planner.ops import OPS
 from linalg_dsl.planner.plan import Node
 
 MANY = 1 << 30
+SCAN = "super_scan"
 NOTHING = LaunchSizes()
 
 
@@ -83,7 +84,10 @@ class ScanSchedule:
     warps: int
     each: int
     prediction: Prediction
-    name: str = "super_scan"
+
+    @property
+    def name(self) -> str:
+        return SCAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +298,7 @@ def _level_schedules(
     matrix = two.erased is not None
     erased, other = (shape.V, shape.K) if two.erased == "V" else (shape.K, shape.V)
     _, block, warps = choose_combine(erased, other, target.shared, matrix)
-    asked = sizes_of(launch, stage, ScanSchedule.name, "scan")
+    asked = sizes_of(launch, stage, SCAN, "scan")
     block, warps = asked.block or block, asked.warps or warps
     programs = shape.B * shape.H * -(-(other if matrix else shape.K * shape.V) // block)
     each = shape.pieces // max(1, shape.B)
