@@ -66,6 +66,8 @@ def micro_tokens(stage: Stage) -> Stage | None:
     everywhere = [s for e in (loop.start, loop.body, output.value) for s in symbols(e)]
     if any(s.name in rowed and s.row != loop.index for s in everywhere) or not rowed:
         return None
+    if any(i.name in rowed and not i.timed for i in spec.inputs):
+        return None  # the rows of a param are no tokens
     fills = _fills(spec, loop)
     if fills is None:
         return None
