@@ -27,8 +27,9 @@ from linalg_dsl.planner.stages import Layout, Stage
 SIZE, CHUNK = 128, 64
 """K, V and the tokens of a chunk at which the two ways are compared."""
 RATE, UNITS, BANDWIDTH = 3.3e6, 132, 4.26e6
-"""Of the device that schedules are fitted to: FLOPs of products per microsecond and multiprocessor, in bfloat16,
-multiprocessors, bytes per microsecond (``codegen.schedule.levels``, ``codegen.targets``: a test compares)."""
+"""Of the device that schedules are fitted to: FLOPs of products in bfloat16 per microsecond and
+multiprocessor, multiprocessors, bytes per microsecond (``codegen.schedule.levels``, ``codegen.targets``: a test
+compares)."""
 BYTE = RATE * UNITS / BANDWIDTH
 """FLOPs in whose time a byte is moved: 102."""
 
