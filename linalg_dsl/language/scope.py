@@ -68,7 +68,8 @@ class Scope:
             return None
         if entry.role in ("param", "const"):
             if index is not None and (index.time is not None or entry.role == "const"):
-                return self.without_time(ref, entry)
+                self.without_time(ref, entry)
+                return None
             return self.param_at(ref, entry, None if index is None else index.row)
         if index is None:
             self.add("E202", f"`{name}` changes with the token", ref.span, f"write `{name}_t`")

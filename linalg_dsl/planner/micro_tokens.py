@@ -28,8 +28,8 @@ SIZE, CHUNK = 128, 64
 """K, V and the tokens of a chunk at which the two ways are compared."""
 RATE, UNITS, BANDWIDTH = 3.3e6, 132, 4.26e6
 """Of the device that schedules are fitted to: FLOPs of products in bfloat16 per microsecond and
-multiprocessor, multiprocessors, bytes per microsecond (``codegen.schedule.levels``, ``codegen.targets``: a test
-compares)."""
+multiprocessor, multiprocessors, bytes per microsecond; the same as in ``codegen.schedule.levels`` and
+``codegen.targets``."""
 BYTE = RATE * UNITS / BANDWIDTH
 """FLOPs in whose time a byte is moved: 102."""
 

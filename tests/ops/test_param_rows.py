@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+# mypy: ignore-errors
+
 import linalg_dsl as ld
 from linalg_dsl.errors import ArgumentError, DslError
 
@@ -58,6 +60,15 @@ def rows(
 
 def test_both_fronts_say_the_same() -> None:
     assert rows.spec == ld.parse(SPARSE)
+
+
+def test_a_row_of_a_param_is_the_same_at_every_token() -> None:
+    @ld.recurrence
+    def before(S, k: ld.K, v: ld.V, U: ld.Param(ld.Vectors(2, ld.K))):
+        S = S + ld.outer(ld.prev(k + U[0]), v)
+        return S, S.T @ U[1]
+
+    assert "k_{t-1} + U_{1}" in str(before.spec)
 
 
 def test_rows_of_a_param_are_no_tokens() -> None:
