@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -307,6 +309,16 @@ def test_peers_on_record_stand_beside_shapes_that_they_were_measured_at() -> Non
     assert recorded_rows(["delta_rule"], SHAPE, ("forward",)) == []
 
 
+def script(name: str) -> Any:
+    """A script of tests/gpu as a module."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "gpu" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def measured(operator: str, passes: str, ms: float, **more: object) -> dict[str, object]:
     row: dict[str, object] = {
         "operator": operator, "passes": passes, "B": 8, "T": 2048, "H": 16, "K": 128, "V": 128,
@@ -317,8 +329,7 @@ def measured(operator: str, passes: str, ms: float, **more: object) -> dict[str,
 
 
 def test_the_page_says_where_we_lose() -> None:
-    from gpu.write_benchmarks import benchmarks
-
+    benchmarks = script("write_benchmarks").benchmarks
     ours = [
         measured("gla", "forward", 0.5),
         measured("delta_rule", "forward", 0.7, right=False, verdict="o 9e-2"),
@@ -343,8 +354,7 @@ def test_the_page_says_where_we_lose() -> None:
 
 
 def test_the_model_is_fitted_to_what_was_measured() -> None:
-    from gpu.fit_model import LAUNCH, fitted
-
+    fitted, LAUNCH = script("fit_model").fitted, script("fit_model").LAUNCH
     rows = [
         {"features": [a, b, c, 0.0], "us": LAUNCH + 2 * a + 0.5 * c, "moved": 0.0}
         for a, b, c in ((1.0, 2.0, 3.0), (2.0, 1.0, 9.0), (4.0, 4.0, 1.0), (3.0, 7.0, 5.0))
