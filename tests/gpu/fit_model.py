@@ -54,7 +54,7 @@ def main() -> int:
         if row["features"]:
             chain = sum(a * b for a, b in zip(constants, row["features"], strict=True))
             after = LAUNCH + max(row["moved"] / 4.26e6, chain)
-        row |= {"after": after}  # type: ignore[operator]
+        row |= {"after": after}
         print(
             f"{row['operator']:20s} {row['shape']:6s} {row['kernel']:40s} {row['us']:8.1f} us, predicted "
             f"{row['predicted']:8.1f} ({row['bound']}), fitted {after:8.1f}"

@@ -53,8 +53,8 @@ def benchmarks(data: Sequence[Mapping[str, Any]], recorded: Mapping[str, Any]) -
             "Times are milliseconds, medians; *graph* is the replay of a CUDA graph, the time of the GPU "
             "alone; *plain* a call through torch. *predicted* is what the cost model says to the first. "
             "*floor* is what the bytes or the FLOPs of the plan alone would take, whichever is longer, as a "
-            "share of the time. *peer* is flash-linear-attention's operator (graph where it could be captured, "
-            f"else plain), from the same run or from {recorded['card']}, {recorded['date']}, "
+            "share of the time. *peer* is flash-linear-attention's operator (graph where it could be "
+            f"captured, else plain), from the same run or from {recorded['card']}, {recorded['date']}, "
             f"{recorded['versions']}; *times* is how much longer it takes.",
             *_tables(ours, peers),
             *_losses(ours, peers),
@@ -162,8 +162,8 @@ def _checks(ours: Sequence[Row]) -> Iterator[str]:
     yield (
         f"{len({(_base(r), *_sizes(r)) for r in checked})} of {len({(_base(r), *_sizes(r)) for r in ours})} "
         "pairs of operator and shape were checked in the same run: outputs pre-filled with NaN, relative L2 "
-        "errors of o (5e-3) and of every gradient (1e-2) against the float64 step loop on the first tokens of "
-        "the first sequence, equal bits over 20 runs."
+        "errors of o (5e-3) and of every gradient (1e-2) against the float64 step loop on the first tokens "
+        "of the first sequence, equal bits over 20 runs."
     )
     for row in checked:
         if not row["right"]:
