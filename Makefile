@@ -33,7 +33,7 @@ mutants: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/testing/mutants.py --jobs $(JOBS) --write docs/mutants.md
 
 test-gpu: $(STAMP)
-	$(BIN)/python -m pytest -q -m gpu
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m gpu -n $(JOBS)
 
 # an hour of one core: JOBS targets at a time
 compile-all: $(STAMP)
