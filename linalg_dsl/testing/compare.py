@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import expm1
+from math import expm1, sqrt
 from statistics import NormalDist
 
 import torch
@@ -89,7 +89,7 @@ def deviations(freedom: int) -> float:
     (Ann. Math. Statist. 30, 1959), which errs by less than one per cent here."""
     z = NormalDist().inv_cdf(1 - ALARMS / 2)
     corrected = z * (8 * freedom + 3) / (8 * freedom + 1)
-    return (freedom * expm1(corrected**2 / freedom)) ** 0.5
+    return sqrt(freedom * expm1(corrected**2 / freedom))
 
 
 def alike(case: Case, name: str, x: Tensor) -> int:

@@ -150,8 +150,8 @@ class _Kernel:
                     self._run(inner)
                     after, self.names = self.names, before
                     self._run(other)
-                    for name, value in after.items():
-                        self.names[name] = _joined(self.names.get(name, value), value)
+                    for name, left in after.items():
+                        self.names[name] = _joined(self.names.get(name, left), left)
                 case ast.While(test=test, body=inner):
                     self._of(test)
                     for _ in range(3):

@@ -123,12 +123,12 @@ def _half_batches(op: CompiledOp) -> Callable[..., Any]:
 
 def _warm(op: CompiledOp) -> Callable[..., Any]:
     """The state of the last call is taken up where none is given."""
-    kept: dict[tuple[int, ...], Any] = {}
+    kept: dict[str, Any] = {}
 
     def call(**given: Any) -> Any:
         first = next(x for x in given.values() if isinstance(x, Tensor))
         if given.get("initial_state") is None and given.get("cu_seqlens") is None and "last" in kept:
-            last = kept["last"]  # type: ignore[index]
+            last = kept["last"]
             H = max(x.shape[2] for x in given.values() if isinstance(x, Tensor) and x.dim() > 2)
             sizes = (first.shape[0], H, given["k"].shape[-1], given["v"].shape[-1])
             if tuple(last.shape) == sizes and last.dtype == (
@@ -137,7 +137,7 @@ def _warm(op: CompiledOp) -> Callable[..., Any]:
                 given["initial_state"] = last
         found = op(**given)
         if isinstance(found, tuple):
-            kept["last"] = found[1].detach()  # type: ignore[index]
+            kept["last"] = found[1].detach()
         return found
 
     return call
