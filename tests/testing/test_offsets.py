@@ -32,7 +32,7 @@ def copy(p_x, p_o, seq_start, H, D: tl.constexpr, C: tl.constexpr):
         ("((start + i_c * C) * H + i_h) * D + o_d", ""),
         ("(i_n.to(tl.int64) * H + i_h) * D + o_d", ""),
         ("((start.to(tl.int32) + i_c * C) * H + i_h) * D + o_d", "in 32 bits"),
-        ("(i_n * H + i_h).to(tl.int64) * D + o_d", "i_n * H can be"),
+        ("(i_n * H + i_h).to(tl.int64) * D + o_d", "i_n * H + i_h can be"),
         ("tl.load(p_x) + o_d", "nothing is known of it"),
     ],
 )
