@@ -277,6 +277,23 @@ def _read(
             )
 
 
+DRAWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "unit": lambda n, u, f: torch.nn.functional.normalize(n, dim=-1),
+    "in (0, 1)": lambda n, u, f: u,
+    "in (0, 2)": lambda n, u, f: 2 * u,
+    "in (-1, 1)": lambda n, u, f: 2 * u - 1,
+    "log": lambda n, u, f: -torch.nn.functional.softplus(2 * n),
+    "resets": lambda n, u, f: (-torch.nn.functional.softplus(n)).masked_fill(f, -torch.inf),
+    "gate": lambda n, u, f: 0.02 + 0.98 * u,
+    "signed": lambda n, u, f: 1.8 * u - 0.9,
+    "zeros": lambda n, u, f: u.masked_fill(f, 0.0),
+    "grows": lambda n, u, f: 1 - 2 * u,
+    "param log": lambda n, u, f: -u,
+    "dense": lambda n, u, f: 0.3 * n,
+}
+"""Of normal numbers, uniform ones, and a tenth of all elements; other kinds are the normal numbers."""
+
+
 def inputs(rule: Rule, length: int, heads: int, seed: int) -> Values:
     """Tensors that keep the declarations: resets and zeros among them, gates of both signs, growth."""
     generator = torch.Generator().manual_seed(seed)
@@ -287,20 +304,7 @@ def inputs(rule: Rule, length: int, heads: int, seed: int) -> Values:
         normal = torch.randn(shape, generator=generator, dtype=torch.float64)
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
         few = torch.rand(shape, generator=generator, dtype=torch.float64) < 0.1
-        found[name] = {
-            "unit": lambda n, u, f: torch.nn.functional.normalize(n, dim=-1),
-            "in (0, 1)": lambda n, u, f: u,
-            "in (0, 2)": lambda n, u, f: 2 * u,
-            "in (-1, 1)": lambda n, u, f: 2 * u - 1,
-            "log": lambda n, u, f: -torch.nn.functional.softplus(2 * n),
-            "resets": lambda n, u, f: (-torch.nn.functional.softplus(n)).masked_fill(f, -torch.inf),
-            "gate": lambda n, u, f: 0.02 + 0.98 * u,
-            "signed": lambda n, u, f: 1.8 * u - 0.9,
-            "zeros": lambda n, u, f: u.masked_fill(f, 0.0),
-            "grows": lambda n, u, f: 1 - 2 * u,
-            "param log": lambda n, u, f: -u,
-            "dense": lambda n, u, f: 0.3 * n,
-        }.get(kind, lambda n, u, f: n)(normal, uniform, few)
+        found[name] = DRAWS[kind](normal, uniform, few) if kind in DRAWS else normal
     return found
 
 

@@ -38,7 +38,7 @@ def test_a_rule_as_its_paper_writes_it(name: str) -> None:
     assert ", ".join(verdicts) == rule.kind
     spec = op.spec
     assert parse(str(spec)) == spec
-    tensors = draw(spec, B=1, T=T, H=H, **SIZES, dtype=torch.float64, seed=3)
+    tensors = draw(spec, 1, T, H, SIZES["K"], SIZES["V"], dtype=torch.float64, seed=3)
     leaves = {n: x.requires_grad_() for n, x in tensors.items()}
     sizes = SIZES | {"m": 4}
     start = {
