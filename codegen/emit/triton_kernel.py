@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from linalg_dsl.codegen.emit.kernel_lines import turned_axis, uses, without_unused
+from linalg_dsl.codegen.emit.kernel_lines import turned_axes, uses, without_unused
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
@@ -28,8 +28,9 @@ _RESERVED = (
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
     "b_decayed_state", "b_limit", "first_mark", "i_share", "parity_sign", "softplus", "tanh", "expm1", "sign",
-    "step", "power", "pairs_decay", "span_sum", "row_sums", "column_sums", "anchored_intervals",
-    "meeting_blocks",
+    "step", "power", "pairs_decay", "span_sum", "row_sums", "token_sums", "tokens_within",
+    "anchored_intervals", "meeting_blocks", "distance", "m_meet", "m_second", "m_between", "m_apart",
+    "m_outside",
 )  # fmt: skip
 
 
@@ -141,7 +142,7 @@ class KernelPrinter:
             self._blocks(),
             names,
             needs_zero=self._needs_zero(),
-            turned=turned_axis(self.nodes, kernel),
+            turned=turned_axes(self.nodes, kernel),
         )
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
@@ -310,6 +311,7 @@ class KernelPrinter:
                 lines += out.lines
                 out.lines, out.first = [], []
                 inner = set(have)
+                out.in_loop = True
                 for n in inside:
                     form(n, inner)
                     if axis in summed_axes(nodes, n):
@@ -318,6 +320,7 @@ class KernelPrinter:
                         out.compute(n)
                         if n in stores:
                             self._store(n)
+                out.in_loop = False
                 low = axis.lower()
                 lines += [
                     *out.first,

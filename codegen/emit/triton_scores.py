@@ -1,25 +1,37 @@
 """Statements of the decayed scores of one gate, and of their derivatives: one loop over block levels.
 
-At each level neighbouring blocks of tokens meet at an anchor, the boundary between them. One product with
-a 0/1 matrix sums w between every row and its anchor (adding only), one exponential gives the row's factor:
-rows of the second block are scaled for x, those of the first for y, and their products on the tensor
-cores are the scores of the pairs that meet.
+At each level neighbouring blocks of tokens meet at an anchor, the boundary between them. A product with a
+0/1 matrix sums w between every token and its anchor (adding only), one exponential gives the token's factor.
+Tokens of the second block count as rows x, those of the first as columns y, so one tile holds both
+(``codegen/schedule/meeting_tiles.py``); products of such tiles are the scores, and products with the
+cotangents where blocks meet the derivatives. Tiles stand with the channels first where the kernel has them so:
+then they are the operands that tensor cores take from registers, and the [C, C] matrices those from memory
+on chip.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from linalg_dsl.codegen.schedule.meeting_tiles import (
+    MeetingProduct,
+    meeting_products,
+    meeting_tiles,
+    source_of_column,
+    source_of_row,
+)
 from linalg_dsl.planner.plan import Node
 
 if TYPE_CHECKING:
     from linalg_dsl.codegen.emit.triton_statements import Statements
 
-_STRICT = {True: "strict", False: "whole"}
-
 
 class JointScores:
-    """Prints one ``decayed_scores`` or ``decay_adjoints`` node; its results go to ``out.picks``."""
+    """Prints one ``decayed_scores`` or ``decay_adjoints`` node; its results go to ``out.picks``.
+
+    Where rows of both kinds, with intervals up to a token and up to the one before, stand beside each other,
+    all take the shorter interval, and x of the longer is multiplied by the token's own decay beforehand.
+    """
 
     def __init__(self, out: Statements, n: int, node: Node, *, blocked: bool = False) -> None:
         self.out, self.n, self.blocked = out, n, blocked
@@ -33,131 +45,235 @@ class JointScores:
         rest = args[len(self.a) :]
         self.x = [out.value(i) for i in rest[:rows]]
         self.y = [out.value(i) for i in rest[rows : rows + cols]]
-        self.w = out.value(rest[-1])
-        self.block = out.blocks[out.nodes[rest[-1]].axes[-1]].length
-        self.exclusive = [read == "exclusive" for read in self.reads]
-        """Whether the interval of a row ends before it: those rows have factors of their own."""
-        self.kinds = sorted(set(self.exclusive))
-        self.of_cols = self.kinds[0]
+        self.w = rest[-1]
+        axes = out.nodes[self.w].axes
+        self.turned = out.tile(axes) != axes
+        block = out.blocks[axes[-1]].length
+        self.shape = f"({block}, C)" if self.turned else f"(C, {block})"
+        self.exclusive = "exclusive" in self.reads
+        """Whether all intervals of rows end before their token."""
+        self.lifted = [self.exclusive and read != "exclusive" for read in self.reads]
+        """Rows that are multiplied by their token's own decay beforehand."""
         self.wanted = {
             int(str(pick.attr("index"))) for pick in out.nodes if pick.op == "pick" and pick.args == (n,)
         }
         """The results that somebody picks."""
+        self.same = {
+            int(p.split("-")[0]): int(p.split("-")[1]) for p in str(attrs.get("same", "")).split(",") if p
+        }
+        """Rows whose derivative is part of a column's."""
+        row_ids = [-1 - i if up else rest[i] for i, up in enumerate(self.lifted)]
+        self.ids = (row_ids, rest[rows : rows + cols])
+        self.tiles = meeting_tiles(*self.ids, self.pairs)
 
     def statements(self) -> list[str]:
-        gate = self._name("w")
-        lines = [
-            "# -inf is a reset; the sums below are products with 0 and 1, so it has to be finite",
-            f"{gate} = tl.maximum({self.w}, -1e30)",
-        ]
-        self.gate = gate
+        self.gate = self.out.log2_gate(self.w)
+        lines: list[str] = []
+        self.rows = list(self.x)
+        if any(self.lifted):
+            self.own = self._name("own_decay")
+            lines.append(f"{self.own} = tl.exp2({self.gate})")
+            for i, x in enumerate(self.x):
+                if self.lifted[i]:
+                    self.rows[i] = self._name("lifted", i)
+                    lines.append(f"{self.rows[i]} = {x} * {self.own}")
         return lines + (self._adjoints() if self.adjoint else self._scores())
 
     # -- forward --------------------------------------------------------------------------------------
     def _scores(self) -> list[str]:
-        lines: list[str] = []
-        results = []
+        """Later levels overwrite the pairs that do not meet at earlier ones, from the diagonal outwards."""
+        rows, cols = self.ids
+        of_row = {i: source_of_row(self.tiles, rows, cols, i) for i, _ in self.pairs}
+        of_col = {j: source_of_column(self.tiles, rows, cols, j) for _, j in self.pairs}
+        self.out.library.add("distance")
+        lines, behind, parts = ["m_apart = distance(C)"], [], []
         for number, (i, j) in enumerate(self.pairs):
-            name = self._name("score", i, j)
-            results.append(name)
+            part, name = self._name("part", i, j), self._name("score", i, j)
+            parts.append(part)
             self.out.picks[self.n, number] = name
-            start = self.out.first if self.blocked else lines
-            start.append(f"{name} = tl.zeros((C, C), dtype=tl.float32)")
             if self.reads[i] == "inclusive":
-                diagonal = f"tl.sum({self.x[i]} * {self.y[j]}, 1)[:, None]"
-                lines.append(f"{name} += tl.where(o_t[:, None] == o_t[None, :], {diagonal}, 0.0)")
-        body, _, rows, cols = self._level()
-        for (i, j), name in zip(self.pairs, results, strict=True):
-            product = f"tl.dot({rows[i]}, tl.trans({cols[j]}), input_precision=PRECISION)"
-            body.append(f"{name} += tl.where(m_meet, {product}, 0.0)")
-        return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body)]
+                lines.append(f"{part} = {self._outer(f'({self.x[i]}).to(DOT)', f'({self.y[j]}).to(DOT)')}")
+            else:
+                lines.append(f"{part} = tl.zeros((C, C), dtype=tl.float32)")
+            inside = f"tl.where(o_t[:, None] >= o_t[None, :], {part}, 0.0)"
+            if self.blocked:
+                self.out.first.append(f"{name} = tl.zeros((C, C), dtype=tl.float32)")
+                behind.append(f"{name} += {inside}")
+            else:
+                behind.append(f"{name} = {inside}")
+        body = self._factor()
+        scaled = {}
+        for c, tile in enumerate(self.tiles):
+            row = tile.row if c in of_row.values() else None
+            col = tile.col if c in of_col.values() else None
+            scaled[c] = self._name("scaled", c)
+            body.append(f"{scaled[c]} = (({self._both(row, col)}) * {self.factor}).to(DOT)")
+        body.append("m_outside = m_apart >= (1 << level)")
+        for (i, j), part in zip(self.pairs, parts, strict=True):
+            product = self._outer(scaled[of_row[i]], scaled[of_col[j]])
+            body.append(f"{part} = tl.where(m_outside, {product}, {part})")
+        return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body), *behind]
 
     # -- backward -------------------------------------------------------------------------------------
     def _adjoints(self) -> list[str]:
-        lines = []
-        dx = {i: self._name("dx", i) for i in range(len(self.x)) if self._moves(i)}
-        dy = {j: self._name("dy", j) for j in range(len(self.y)) if self._moves(len(self.x) + j)}
-        dw = self._name("dw")
-        gate = len(self.x) + len(self.y) in self.wanted
+        out, count = self.out, len(self.x)
+        gate = count + len(self.y) in self.wanted
+        products = meeting_products(
+            self.tiles, *self.ids, self.pairs,
+            [gate or i in self.wanted or i in self.same for i in range(count)],
+            [gate or count + j in self.wanted for j in range(len(self.y))],
+        )  # fmt: skip
+        before: list[str] = []
+        parts, matrices = [], []
+        for number, p in enumerate(products):
+            matrices.append(self._matrix(before, number, p))
+            parts.append(self._name("part", number))
+        lines, ends, dx, dy = self._sums(before)
+        if out.in_loop:
+            out.first += before
+        else:
+            lines = before + lines
+        body = self._factor()
+        out.library.add("distance")
+        body.append("m_meet = (distance(C) >> level) == 1")
+        both, scaled = {}, {}
+        for c, tile in enumerate(self.tiles):
+            source = [p for p in products if p.source == c]
+            if not source and not gate:
+                continue
+            both[c], scaled[c] = self._name("both", c), self._name("scaled", c)
+            row = tile.row if gate or any(p.upper for p in source) else None
+            col = tile.col if gate or any(p.lower for p in source) else None
+            body.append(f"{both[c]} = {self._both(row, col)}")
+            if source:
+                body.append(f"{scaled[c]} = ({both[c]} * {self.factor}).to(DOT)")
+        body += [
+            f"{part} = tl.where(m_meet, {m}, 0.0).to(DOT)" for part, m in zip(parts, matrices, strict=True)
+        ]
+        moved = []
+        for c, tile in enumerate(self.tiles):
+            here = [(p, part) for p, part in zip(products, parts, strict=True) if p.target == c]
+            if not here:
+                continue
+            step = self._name("step", c)
+            total = " + ".join(self._apply(part, scaled[p.source]) for p, part in here)
+            body.append(f"{step} = {self.factor} * ({total})")
+            body += self._add(step, dx.get(tile.row), dy.get(tile.col), here)
+            moved.append(f"{both[c]} * {step}")
+        if gate:
+            dw = self._name("dw")
+            out.picks[self.n, count + len(self.y)] = dw
+            lines.append(f"{dw} = tl.zeros({self.shape}, dtype=tl.float32)")
+            body.append(f"{dw} += {out.token_sums(' + '.join(moved), 'tl.trans(m_between)', self.turned)}")
+            ends = [
+                *(f"{dw} += {self.rows[i]} * {name}" for i, name in dx.items() if self.lifted[i]), *ends
+            ]  # fmt: skip
+        return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body), *ends]
+
+    def _matrix(self, before: list[str], number: int, product: MeetingProduct) -> str:
+        """The [C, C] cotangents of a product, below and above the diagonal."""
+        name = self._name("cotangents", number)
+        lower = " + ".join(self.a[n] for n in product.lower)
+        upper = f"tl.trans({' + '.join(self.a[n] for n in product.upper)})"
+        match product.lower, product.upper:
+            case _, ():
+                chosen = f"tl.where(o_t[:, None] > o_t[None, :], {lower}, 0.0)"
+            case (), _:
+                chosen = f"tl.where(o_t[:, None] < o_t[None, :], {upper}, 0.0)"
+            case _:
+                chosen = f"tl.where(o_t[:, None] > o_t[None, :], {lower}, {upper})"
+        before.append(f"{name} = ({chosen}).to(DOT)")
+        return name
+
+    def _sums(self, before: list[str]) -> tuple[list[str], list[str], dict[int, str], dict[int, str]]:
+        """Where dx and dy begin, with what the diagonal adds (its decay is 1), and lines behind the levels;
+        the names of the sums over the levels, by row and by column."""
+        count = len(self.x)
+        gate = count + len(self.y) in self.wanted
         diagonal: dict[int, str] = {}
         for number, (i, _) in enumerate(self.pairs):
             if self.reads[i] == "inclusive":
                 diagonal[number] = self._name("diagonal", number)
                 entries = f"tl.where(o_t[:, None] == o_t[None, :], {self.a[number]}, 0.0)"
-                lines.append(f"{diagonal[number]} = tl.sum({entries}, 1)")
-        for axis, (names, others) in enumerate(((dx, self.y), (dy, self.x))):
-            for at, name in names.items():
-                terms = [
-                    f"{diagonal[number]}[:, None] * {others[pair[1 - axis]]}"
-                    for number, pair in enumerate(self.pairs)
-                    if pair[axis] == at and number in diagonal
-                ]
-                if at + axis * len(self.x) in self.wanted:
-                    self.out.picks[self.n, at + axis * len(self.x)] = name
-                    lines.append(
-                        f"{name} = {' + '.join(terms) or f'tl.zeros((C, {self.block}), dtype=tl.float32)'}"
-                    )
-        if gate:
-            self.out.picks[self.n, len(self.x) + len(self.y)] = dw
-            lines.append(f"{dw} = tl.zeros((C, {self.block}), dtype=tl.float32)")
-        body, factors, rows, cols = self._level()
-        part = []
-        for number in range(len(self.pairs)):
-            part.append(self._name("part", number))
-            body.append(f"{part[number]} = tl.where(m_meet, {self.a[number]}, 0.0).to(DOT)")
-        moved: dict[bool, list[str]] = {kind: [] for kind in self.kinds}
-        for i, name in dx.items():
-            terms = [
-                f"tl.dot({part[k]}, {cols[j]}, input_precision=PRECISION)"
-                for k, (row, j) in enumerate(self.pairs) if row == i
-            ]  # fmt: skip
-            step = self._name("step_x", i)
-            factor = factors[self.exclusive[i]]
-            body.append(f"{step} = tl.where(m_second, {factor} * ({' + '.join(terms)}), 0.0)")
-            if i in self.wanted:
-                body.append(f"{name} += {step}")
-            moved[self.exclusive[i]].append(f"{self.x[i]} * {step}")
-        for j, name in dy.items():
-            terms = [
-                f"tl.dot(tl.trans({part[k]}), {rows[i]}, input_precision=PRECISION)"
-                for k, (i, col) in enumerate(self.pairs) if col == j
-            ]  # fmt: skip
-            step = self._name("step_y", j)
-            factor = factors[self.of_cols]
-            body.append(f"{step} = tl.where(m_second, 0.0, {factor} * ({' + '.join(terms)}))")
-            if len(self.x) + j in self.wanted:
-                body.append(f"{name} += {step}")
-            moved[self.of_cols].append(f"{self.y[j]} * {step}")
-        for kind, terms in moved.items() if gate else ():
-            back = f"tl.trans(m_{_STRICT[kind]})"
-            body.append(f"{dw} += tl.dot({back}, {' + '.join(terms)}, input_precision=SUMS)")
-        return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body)]
+                before.append(f"{diagonal[number]} = tl.sum({entries}, {0 if self.turned else 1})")
+        line = "[None, :]" if self.turned else "[:, None]"
+        terms = {
+            ("x", i): [f"{d}{line} * {self.y[self.pairs[n][1]]}" for n, d in diagonal.items() if self.pairs[n][0] == i]
+            for i in range(count)
+        } | {
+            ("y", j): [f"{d}{line} * {self.x[self.pairs[n][0]]}" for n, d in diagonal.items() if self.pairs[n][1] == j]
+            for j in range(len(self.y))
+        }  # fmt: skip
+        zeros = f"tl.zeros({self.shape}, dtype=tl.float32)"
+        lines: list[str] = []
+        ends: list[str] = []
+        dx: dict[int, str] = {}
+        dy: dict[int, str] = {}
+        for j in range(len(self.y)):
+            if count + j in self.wanted:
+                dy[j] = self._name("dy", j)
+                self.out.picks[self.n, count + j] = dy[j]
+                alike = [i for i, of in self.same.items() if of == j]
+                start = [*terms["y", j], *(t for i in alike for t in terms["x", i])]
+                lines.append(f"{dy[j]} = {' + '.join(start) or zeros}")
+                dx |= dict.fromkeys(alike, dy[j])
+        for i in range(count):
+            if self.lifted[i] and (i in self.wanted or gate):
+                dx[i] = self._name("d_lifted", i)
+                lines.append(f"{dx[i]} = {zeros}")
+                if i in self.wanted:
+                    whole = self._name("dx", i)
+                    self.out.picks[self.n, i] = whole
+                    ends.append(f"{whole} = {' + '.join([*terms['x', i], f'{self.own} * {dx[i]}'])}")
+            elif i in self.wanted:
+                dx[i] = self._name("dx", i)
+                self.out.picks[self.n, i] = dx[i]
+                lines.append(f"{dx[i]} = {' + '.join(terms['x', i]) or zeros}")
+        return lines, ends, dx, dy
 
-    def _moves(self, result: int) -> bool:
-        """Whether the derivative of a row or column is wanted, or is part of the gate's."""
-        return result in self.wanted or len(self.x) + len(self.y) in self.wanted
+    @staticmethod
+    def _add(step: str, dx: str | None, dy: str | None, here: list[tuple[MeetingProduct, str]]) -> list[str]:
+        """What a level adds to the sums: to dx in second blocks, to dy in first ones."""
+        to_x = dx is not None and any(p.lower for p, _ in here)
+        to_y = dy is not None and any(p.upper for p, _ in here)
+        if to_x and to_y and dx == dy:
+            return [f"{dx} += {step}"]
+        return [
+            *([f"{dx} += tl.where(m_second, {step}, 0.0)"] if to_x else []),
+            *([f"{dy} += tl.where(m_second, 0.0, {step})"] if to_y else []),
+        ]
 
     # -- shared ---------------------------------------------------------------------------------------
-    def _level(self) -> tuple[list[str], dict[bool, str], list[str], list[str]]:
-        """Statements of one level: masks, factors by kind of row, scaled rows and columns."""
-        self.out.library |= {"anchored_intervals", "meeting_blocks"}
-        body = ["m_meet = meeting_blocks(level, C)", "m_second = ((o_t >> level) & 1)[:, None] == 1"]
-        factors = {}
-        for kind in self.kinds:
-            sums = f"m_{_STRICT[kind]}"
-            factors[kind] = self._name(f"factor_{_STRICT[kind]}")
-            body += [
-                f"{sums} = anchored_intervals(level, C, EXCLUSIVE={kind})",
-                f"{factors[kind]} = tl.exp(tl.dot({sums}, {self.gate}, input_precision=SUMS))",
-            ]
-        rows, cols = [], []
-        for i, x in enumerate(self.x):
-            rows.append(self._name("rows", i))
-            body.append(f"{rows[i]} = tl.where(m_second, {x} * {factors[self.exclusive[i]]}, 0.0).to(DOT)")
-        for j, y in enumerate(self.y):
-            cols.append(self._name("cols", j))
-            body.append(f"{cols[j]} = tl.where(m_second, 0.0, {y} * {factors[self.of_cols]}).to(DOT)")
-        return body, factors, rows, cols
+    def _factor(self) -> list[str]:
+        """Statements of one level: which tokens are in second blocks, and the factor of every token."""
+        self.out.library.add("anchored_intervals")
+        self.factor = self._name("factor")
+        across = "[None, :]" if self.turned else "[:, None]"
+        return [
+            f"m_second = ((o_t >> level) & 1){across} == 1",
+            f"m_between = anchored_intervals(level, C, EXCLUSIVE={self.exclusive})",
+            f"{self.factor} = tl.exp2({self.out.token_sums(self.gate, 'm_between', self.turned)})",
+        ]
+
+    def _both(self, row: int | None, col: int | None) -> str:
+        """x of a row in second blocks beside y of a column in first ones."""
+        if row is None or col is None:
+            return self.rows[row] if row is not None else self.y[col or 0]
+        if self.ids[0][row] == self.ids[1][col]:
+            return self.y[col]
+        return f"tl.where(m_second, {self.rows[row]}, {self.y[col]})"
+
+    def _outer(self, rows: str, cols: str) -> str:
+        """[C, C] from the tiles of rows and columns."""
+        if self.turned:
+            return f"tl.dot(tl.trans({rows}), {cols}, input_precision=PRECISION)"
+        return f"tl.dot({rows}, tl.trans({cols}), input_precision=PRECISION)"
+
+    def _apply(self, matrix: str, tile: str) -> str:
+        """The tile with its tokens summed as the rows of a [C, C] matrix say."""
+        if self.turned:
+            return f"tl.dot({tile}, tl.trans({matrix}), input_precision=PRECISION)"
+        return f"tl.dot({matrix}, {tile}, input_precision=PRECISION)"
 
     def _name(self, what: str, *numbers: int) -> str:
         tail = "".join(str(n + 1) for n in numbers)

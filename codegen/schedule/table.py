@@ -106,5 +106,5 @@ def choose_prep(
     if states > 1 and gradients:
         return max(warps, 4), 32
     if decay == "channel":
-        return (max(warps, 4), 32 if crowded else 64) if gradients else (warps, 32)
+        return max(warps, 4), 32 if gradients and crowded else 64
     return warps, 64
