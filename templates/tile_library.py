@@ -112,7 +112,7 @@ def token_sums(x, among, TURNED: tl.constexpr, DOT: tl.constexpr, SUMS: tl.const
     x is [C, D], or [D, C] if TURNED, float32 and finite. Operands in bfloat16 keep x as two halves of 8 bits,
     whose sum has 16; others have SUMS precision.
     """
-    if DOT == tl.bfloat16:
+    if DOT == tl.bfloat16:  # noqa: SIM300 (DOT is a type of Triton's)
         among = among.to(DOT)
         high = x.to(DOT)
         low = (x - high.to(tl.float32)).to(DOT)
@@ -144,15 +144,13 @@ def anchored_intervals(level, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
     than the interval, and none looks past t.
     """
     t = tl.arange(0, C)
-    block = t >> level
-    row = t[:, None]
-    column = t[None, :]
+    apart = t[:, None] ^ t[None, :]
+    second = ((t >> level) & 1)[:, None] == 1
     if EXCLUSIVE:
-        after = column < row
+        inside = (apart > 0) & ((t[None, :] < t[:, None]) == second)
     else:
-        after = column <= row
-    inside = tl.where((block & 1)[:, None] == 1, after, column > row)
-    return tl.where((block[:, None] == block[None, :]) & inside, 1.0, 0.0)
+        inside = (t[None, :] <= t[:, None]) == second
+    return tl.where((apart < (1 << level)) & inside, 1.0, 0.0)
 
 
 @triton.jit
