@@ -4,9 +4,9 @@ At each level neighbouring blocks of tokens meet at an anchor, the boundary betw
 0/1 matrix sums w between every token and its anchor (adding only), one exponential gives the token's factor.
 Tokens of the second block count as rows x, those of the first as columns y, so one tile holds both
 (``codegen/schedule/meeting_tiles.py``); products of such tiles are the scores, and products with the
-cotangents where blocks meet the derivatives. Tiles stand with the channels first where the kernel has them so:
-then they are the operands that tensor cores take from registers, and the [C, C] matrices those from memory
-on chip.
+cotangents where blocks meet the derivatives. Tiles stand with the channels first where the kernel has them
+so: then they are the operands that tensor cores take from registers, and the [C, C] matrices those from
+memory on chip.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class JointScores:
         for (i, j), part in zip(self.pairs, parts, strict=True):
             product = self._outer(scaled[of_row[i]], scaled[of_col[j]])
             body.append(f"{part} = tl.where(m_outside, {product}, {part})")
-        return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body), *behind]
+        return [*lines, *self._levels(body), *behind]
 
     # -- backward -------------------------------------------------------------------------------------
     def _adjoints(self) -> list[str]:
@@ -168,7 +168,7 @@ class JointScores:
             ends = [
                 *(f"{dw} += {self.rows[i]} * {name}" for i, name in dx.items() if self.lifted[i]), *ends
             ]  # fmt: skip
-        return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body), *ends]
+        return [*lines, *self._levels(body), *ends]
 
     def _matrix(self, before: list[str], number: int, product: MeetingProduct) -> str:
         """The [C, C] cotangents of a product, below and above the diagonal."""
@@ -197,13 +197,11 @@ class JointScores:
                 entries = f"tl.where(o_t[:, None] == o_t[None, :], {self.a[number]}, 0.0)"
                 before.append(f"{diagonal[number]} = tl.sum({entries}, {0 if self.turned else 1})")
         line = "[None, :]" if self.turned else "[:, None]"
-        terms = {
-            ("x", i): [f"{d}{line} * {self.y[self.pairs[n][1]]}" for n, d in diagonal.items() if self.pairs[n][0] == i]
-            for i in range(count)
-        } | {
-            ("y", j): [f"{d}{line} * {self.x[self.pairs[n][0]]}" for n, d in diagonal.items() if self.pairs[n][1] == j]
-            for j in range(len(self.y))
-        }  # fmt: skip
+        terms: dict[tuple[str, int], list[str]] = {}
+        for number, name in diagonal.items():
+            i, j = self.pairs[number]
+            terms.setdefault(("x", i), []).append(f"{name}{line} * {self.y[j]}")
+            terms.setdefault(("y", j), []).append(f"{name}{line} * {self.x[i]}")
         zeros = f"tl.zeros({self.shape}, dtype=tl.float32)"
         lines: list[str] = []
         ends: list[str] = []
@@ -214,7 +212,7 @@ class JointScores:
                 dy[j] = self._name("dy", j)
                 self.out.picks[self.n, count + j] = dy[j]
                 alike = [i for i, of in self.same.items() if of == j]
-                start = [*terms["y", j], *(t for i in alike for t in terms["x", i])]
+                start = [*terms.get(("y", j), ()), *(t for i in alike for t in terms.get(("x", i), ()))]
                 lines.append(f"{dy[j]} = {' + '.join(start) or zeros}")
                 dx |= dict.fromkeys(alike, dy[j])
         for i in range(count):
@@ -224,11 +222,13 @@ class JointScores:
                 if i in self.wanted:
                     whole = self._name("dx", i)
                     self.out.picks[self.n, i] = whole
-                    ends.append(f"{whole} = {' + '.join([*terms['x', i], f'{self.own} * {dx[i]}'])}")
+                    ends.append(
+                        f"{whole} = {' + '.join([*terms.get(('x', i), ()), f'{self.own} * {dx[i]}'])}"
+                    )
             elif i in self.wanted:
                 dx[i] = self._name("dx", i)
                 self.out.picks[self.n, i] = dx[i]
-                lines.append(f"{dx[i]} = {' + '.join(terms['x', i]) or zeros}")
+                lines.append(f"{dx[i]} = {' + '.join(terms.get(('x', i), ())) or zeros}")
         return lines, ends, dx, dy
 
     @staticmethod
@@ -254,6 +254,13 @@ class JointScores:
             f"m_between = anchored_intervals(level, C, EXCLUSIVE={self.exclusive})",
             f"{self.factor} = tl.exp2({self.out.token_sums(self.gate, 'm_between', self.turned)})",
         ]
+
+    @staticmethod
+    def _levels(body: list[str]) -> list[str]:
+        """The loop over levels, with a run-time bound; no statement that nothing uses."""
+        if not any("m_second" in line for line in body[1:]):
+            body = body[1:]
+        return ["for level in range(LEVELS):", *(f"    {line}" for line in body)]
 
     def _both(self, row: int | None, col: int | None) -> str:
         """x of a row in second blocks beside y of a column in first ones."""

@@ -76,8 +76,8 @@ class Statements:
     """Values known to be zero on padding."""
     needs_zero: frozenset[int] = frozenset()
     turned: frozenset[str] = frozenset()
-    """The axes that stand first in their tiles, those of tokens and of states: the one that a walk splits, and
-    those that have a decay per channel in a prep.
+    """The axes that stand first in their tiles, those of tokens and of states: the one that a walk splits,
+    and those that have a decay per channel in a prep.
 
     A product's first operand and its result then have the block's rows, 64 or more, where the tensor cores
     want 64; a chunk may be shorter. Its second operand is a tile as it was loaded.
@@ -292,7 +292,7 @@ class Statements:
         )
 
     def token_sums(self, tile: str, among: str, turned: bool) -> str:
-        """For every token the sum of a float32 tile over the tokens that a [C, C] of 0 and 1 has in its row."""
+        """For every token the sum of a float32 tile over the tokens in its row of a [C, C] of 0 and 1."""
         return self._call("token_sums", tile, among, f"TURNED={turned}", "DOT=DOT", "SUMS=SUMS")
 
     def log2_gate(self, n: int) -> str:

@@ -26,8 +26,8 @@ class MeetingTile:
 class MeetingProduct:
     """A tile times a matrix, added to another: ``lower`` and ``upper`` number the pairs of the matrix.
 
-    The sum of the A of pairs ``lower`` stands below the diagonal and takes y of the source to dx of the target,
-    the transposed sum of ``upper`` above it and takes x of the source to dy of the target.
+    The sum of the A of pairs ``lower`` stands below the diagonal and takes y of the source to dx of the
+    target, the transposed sum of ``upper`` above it and takes x of the source to dy of the target.
     """
 
     source: int
