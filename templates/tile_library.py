@@ -128,10 +128,10 @@ def token_sums(x, among, TURNED: tl.constexpr, DOT: tl.constexpr, SUMS: tl.const
 
 
 @triton.jit
-def distance(C: tl.constexpr):
-    """[C, C]: t xor s, from 2^level to twice that where t and s stand in blocks that meet at a level."""
-    t = tl.arange(0, C)
-    return t[:, None] ^ t[None, :]
+def blocks_meet(level, C: tl.constexpr):
+    """[C, C]: whether the blocks of 2^level tokens of t and s are neighbours that meet, in either order."""
+    block = tl.arange(0, C) >> level
+    return (block[:, None] ^ block[None, :]) == 1
 
 
 @triton.jit
@@ -144,13 +144,13 @@ def anchored_intervals(level, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
     than the interval, and none looks past t.
     """
     t = tl.arange(0, C)
-    apart = t[:, None] ^ t[None, :]
-    second = ((t >> level) & 1)[:, None] == 1
-    if EXCLUSIVE:
-        inside = (apart > 0) & ((t[None, :] < t[:, None]) == second)
-    else:
-        inside = (t[None, :] <= t[:, None]) == second
-    return tl.where((apart < (1 << level)) & inside, 1.0, 0.0)
+    before = t & ((1 << level) - 1)  # tokens before t in its block
+    second = ((t >> level) & 1) == 1
+    first = tl.where(second, t - before, t + 1)
+    count = tl.where(second, before if EXCLUSIVE else before + 1, (1 << level) - 1 - before)
+    # one comparison for both ends: what lies before the first token is large without a sign
+    inside = (t[None, :] - first[:, None]).to(tl.uint32) < count.to(tl.uint32)[:, None]
+    return tl.where(inside, 1.0, 0.0)
 
 
 @triton.jit

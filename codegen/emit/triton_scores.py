@@ -81,21 +81,37 @@ class JointScores:
 
     # -- forward --------------------------------------------------------------------------------------
     def _scores(self) -> list[str]:
-        """Later levels overwrite the pairs that do not meet at earlier ones, from the diagonal outwards."""
+        """Scores anchored at the start of the chunk where no decay up to the row is too steep for that.
+
+        A steep row takes level after level: later ones overwrite the pairs that do not meet at earlier ones,
+        from the diagonal outwards. Which way a row goes depends on no later token, and the levels are passed
+        over where no row needs them.
+        """
         rows, cols = self.ids
         of_row = {i: source_of_row(self.tiles, rows, cols, i) for i, _ in self.pairs}
         of_col = {j: source_of_column(self.tiles, rows, cols, j) for _, j in self.pairs}
-        self.out.library.add("distance")
-        lines, behind, parts = ["m_apart = distance(C)"], [], []
+        lines, row_factor, col_factor, steep = self._from_start()
+        first, m_steep = self._name("first"), self._name("steep_rows")
+        earlier = f"tl.where(o_t[None, :] <= o_t[:, None], {steep}[None, :], 0)"
+        lines += [
+            f"{m_steep} = (tl.sum({earlier}, 1) > 0)[:, None]",
+            f"{first} = tl.where(tl.max({steep}, 0) > 0, 0, LEVELS)",
+        ]
+        near = {i: self._name("near_row", i) for i in of_row}
+        far = {j: self._name("near_col", j) for j in of_col}
+        lines += [f"{name} = ({self.rows[i]} * {row_factor}).to(DOT)" for i, name in near.items()]
+        lines += [f"{name} = ({self.y[j]} * {col_factor}).to(DOT)" for j, name in far.items()]
+        behind: list[str] = []
+        parts: list[str] = []
         for number, (i, j) in enumerate(self.pairs):
             part, name = self._name("part", i, j), self._name("score", i, j)
             parts.append(part)
             self.out.picks[self.n, number] = name
+            alone = "0.0"
             if self.reads[i] == "inclusive":
-                lines.append(f"{part} = {self._outer(f'({self.x[i]}).to(DOT)', f'({self.y[j]}).to(DOT)')}")
-            else:
-                lines.append(f"{part} = tl.zeros((C, C), dtype=tl.float32)")
-            inside = f"tl.where(o_t[:, None] >= o_t[None, :], {part}, 0.0)"
+                alone = self._outer(f"({self.x[i]}).to(DOT)", f"({self.y[j]}).to(DOT)")
+            lines.append(f"{part} = tl.where({m_steep}, {alone}, {self._outer(near[i], far[j])})")
+            inside = f"tl.where(o_t[:, None] {self._sign(i)} o_t[None, :], {part}, 0.0)"
             if self.blocked:
                 self.out.first.append(f"{name} = tl.zeros((C, C), dtype=tl.float32)")
                 behind.append(f"{name} += {inside}")
@@ -108,11 +124,32 @@ class JointScores:
             col = tile.col if c in of_col.values() else None
             scaled[c] = self._name("scaled", c)
             body.append(f"{scaled[c]} = (({self._both(row, col)}) * {self.factor}).to(DOT)")
-        body.append("m_outside = m_apart >= (1 << level)")
+        body.append(f"m_outside = ((o_t >> level)[:, None] != (o_t >> level)[None, :]) & {m_steep}")
         for (i, j), part in zip(self.pairs, parts, strict=True):
             product = self._outer(scaled[of_row[i]], scaled[of_col[j]])
             body.append(f"{part} = tl.where(m_outside, {product}, {part})")
-        return [*lines, *self._levels(body), *behind]
+        return [*lines, *self._levels(body, first), *behind]
+
+    def _sign(self, row: int) -> str:
+        return ">=" if self.reads[row] == "inclusive" else ">"
+
+    def _from_start(self) -> tuple[list[str], str, str, str]:
+        """Statements of the factors of rows and columns with the start of the chunk as the anchor, and of
+        the tokens ([C], 1 or 0) before which some channel has decayed by more than 2^-STEEP."""
+        rows, cols = self._name("from_start"), self._name("from_start_with_own")
+        within = self.out.call("tokens_within", "C", "AFTER=False", f"STRICT={self.exclusive}")
+        lines = [f"{rows} = {self.out.token_sums(self.gate, within, self.turned)}"]
+        if self.exclusive:
+            lines.append(f"{cols} = {rows} + {self.gate}")
+        else:
+            cols = rows
+        up, down, steep = self._name("near_decay"), self._name("near_growth"), self._name("steep")
+        lines += [
+            f"{up} = tl.exp2({rows})",
+            f"{down} = tl.exp2(tl.minimum(-{cols}, STEEP))",
+            f"{steep} = tl.max(tl.where({cols} < -STEEP, 1, 0), {0 if self.turned else 1})",
+        ]
+        return lines, up, down, steep
 
     # -- backward -------------------------------------------------------------------------------------
     def _adjoints(self) -> list[str]:
@@ -134,8 +171,8 @@ class JointScores:
         else:
             lines = before + lines
         body = self._factor()
-        out.library.add("distance")
-        body.append("m_meet = (distance(C) >> level) == 1")
+        out.library.add("blocks_meet")
+        body.append("m_meet = blocks_meet(level, C)")
         both, scaled = {}, {}
         for c, tile in enumerate(self.tiles):
             source = [p for p in products if p.source == c]
@@ -168,7 +205,7 @@ class JointScores:
             ends = [
                 *(f"{dw} += {self.rows[i]} * {name}" for i, name in dx.items() if self.lifted[i]), *ends
             ]  # fmt: skip
-        return [*lines, *self._levels(body), *ends]
+        return [*lines, *self._levels(body, "0"), *ends]
 
     def _matrix(self, before: list[str], number: int, product: MeetingProduct) -> str:
         """The [C, C] cotangents of a product, below and above the diagonal."""
@@ -256,11 +293,11 @@ class JointScores:
         ]
 
     @staticmethod
-    def _levels(body: list[str]) -> list[str]:
-        """The loop over levels, with a run-time bound; no statement that nothing uses."""
+    def _levels(body: list[str], first: str) -> list[str]:
+        """The loop over levels, with run-time bounds; no statement that nothing uses."""
         if not any("m_second" in line for line in body[1:]):
             body = body[1:]
-        return ["for level in range(LEVELS):", *(f"    {line}" for line in body)]
+        return [f"for level in range({first}, LEVELS):", *(f"    {line}" for line in body)]
 
     def _both(self, row: int | None, col: int | None) -> str:
         """x of a row in second blocks beside y of a column in first ones."""

@@ -247,9 +247,9 @@ class Statements:
         wide = len(node.axes) == 2
         match node.op:
             case "pairs_decay":
-                return self._call("pairs_decay", *args, "C", *_read_flags(node)), True
+                return self.call("pairs_decay", *args, "C", *_read_flags(node)), True
             case "span_sum":
-                return self._call(
+                return self.call(
                     "span_sum", *args, "C", f"EXCLUSIVE={node.attr('read') == 'exclusive'}"
                 ), False
             case "from_start" | "to_end":
@@ -267,11 +267,11 @@ class Statements:
             case "signs":
                 negative = f"tl.where({args[0]} < 0, 1.0, 0.0)"
                 count = self._sums(node, negative, after=False, strict=bool(node.attr("exclusive")))
-                return self._call("parity_sign", count), False
+                return self.call("parity_sign", count), False
             case "sign_total":
                 negative = f"tl.where({args[0]} < 0, 1.0, 0.0)"
                 tokens = self.tile(self.nodes[node.args[0]].axes).index("t")
-                return self._call("parity_sign", f"tl.sum({negative}, {tokens})"), False
+                return self.call("parity_sign", f"tl.sum({negative}, {tokens})"), False
             case "gate_sum":
                 after, strict = {
                     "from_start": (True, False),
@@ -286,14 +286,14 @@ class Statements:
         """Sums over the tokens up to, or from, each one; ``node`` tells the axes."""
         flags = (f"AFTER={after}", f"STRICT={strict}")
         if len(node.axes) < 2:
-            return self._call("row_sums", arg, "C", *flags)
+            return self.call("row_sums", arg, "C", *flags)
         return self.token_sums(
-            arg, self._call("tokens_within", "C", *flags), self.tile(node.axes) != node.axes
+            arg, self.call("tokens_within", "C", *flags), self.tile(node.axes) != node.axes
         )
 
     def token_sums(self, tile: str, among: str, turned: bool) -> str:
         """For every token the sum of a float32 tile over the tokens in its row of a [C, C] of 0 and 1."""
-        return self._call("token_sums", tile, among, f"TURNED={turned}", "DOT=DOT", "SUMS=SUMS")
+        return self.call("token_sums", tile, among, f"TURNED={turned}", "DOT=DOT", "SUMS=SUMS")
 
     def log2_gate(self, n: int) -> str:
         """A log gate per channel to base 2 and finite, since sums of it are products with 0 and 1."""
@@ -384,7 +384,7 @@ class Statements:
         fn = str(node.attr("fn"))
         arg = self.value(node.args[0])
         if fn == "pow":
-            return self._call("power", arg, repr(node.attr("exponent")))
+            return self.call("power", arg, repr(node.attr("exponent")))
         template = _UNARY[fn]
         self.library |= {name for name in _LIBRARY if f"{name}(" in template}
         return template.format(arg)
@@ -409,7 +409,7 @@ class Statements:
     def _dot(self, a: str, b: str) -> str:
         return f"tl.dot({a}, {b}, input_precision=PRECISION)"
 
-    def _call(self, function: str, *args: str) -> str:
+    def call(self, function: str, *args: str) -> str:
         self.library.add(function)
         return f"{function}({', '.join(args)})"
 
