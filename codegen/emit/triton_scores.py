@@ -11,6 +11,7 @@ memory on chip.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from linalg_dsl.codegen.schedule.meeting_tiles import (
@@ -24,6 +25,9 @@ from linalg_dsl.planner.plan import Node
 
 if TYPE_CHECKING:
     from linalg_dsl.codegen.emit.triton_statements import Statements
+
+Sums = dict[int | None, str]
+"""The names of sums over the levels, by the number of a row or column."""
 
 
 class JointScores:
@@ -91,16 +95,13 @@ class JointScores:
         of_row = {i: source_of_row(self.tiles, rows, cols, i) for i, _ in self.pairs}
         of_col = {j: source_of_column(self.tiles, rows, cols, j) for _, j in self.pairs}
         lines, row_factor, col_factor, steep = self._from_start()
-        first, m_steep = self._name("first"), self._name("steep_rows")
-        earlier = f"tl.where(o_t[None, :] <= o_t[:, None], {steep}[None, :], 0)"
-        lines += [
-            f"{m_steep} = (tl.sum({earlier}, 1) > 0)[:, None]",
-            f"{first} = tl.where(tl.max({steep}, 0) > 0, 0, LEVELS)",
-        ]
+        m_steep = self._name("steep_rows")
         near = {i: self._name("near_row", i) for i in of_row}
         far = {j: self._name("near_col", j) for j in of_col}
         lines += [f"{name} = ({self.rows[i]} * {row_factor}).to(DOT)" for i, name in near.items()]
         lines += [f"{name} = ({self.y[j]} * {col_factor}).to(DOT)" for j, name in far.items()]
+        earlier = f"tl.where(o_t[None, :] <= o_t[:, None], {steep}[None, :], 0)"
+        instead = [f"{m_steep} = (tl.sum({earlier}, 1) > 0)[:, None]"]
         behind: list[str] = []
         parts: list[str] = []
         for number, (i, j) in enumerate(self.pairs):
@@ -110,7 +111,8 @@ class JointScores:
             alone = "0.0"
             if self.reads[i] == "inclusive":
                 alone = self._outer(f"({self.x[i]}).to(DOT)", f"({self.y[j]}).to(DOT)")
-            lines.append(f"{part} = tl.where({m_steep}, {alone}, {self._outer(near[i], far[j])})")
+            lines.append(f"{part} = {self._outer(near[i], far[j])}")
+            instead.append(f"{part} = tl.where({m_steep}, {alone}, {part})")
             inside = f"tl.where(o_t[:, None] {self._sign(i)} o_t[None, :], {part}, 0.0)"
             if self.blocked:
                 self.out.first.append(f"{name} = tl.zeros((C, C), dtype=tl.float32)")
@@ -128,14 +130,15 @@ class JointScores:
         for (i, j), part in zip(self.pairs, parts, strict=True):
             product = self._outer(scaled[of_row[i]], scaled[of_col[j]])
             body.append(f"{part} = tl.where(m_outside, {product}, {part})")
-        return [*lines, *self._levels(body, first), *behind]
+        instead += self._levels(body, "0")
+        return [*lines, f"if tl.max({steep}, 0) > 0:", *(f"    {line}" for line in instead), *behind]
 
     def _sign(self, row: int) -> str:
         return ">=" if self.reads[row] == "inclusive" else ">"
 
     def _from_start(self) -> tuple[list[str], str, str, str]:
         """Statements of the factors of rows and columns with the start of the chunk as the anchor, and of
-        the tokens ([C], 1 or 0) before which some channel has decayed by more than 2^-STEEP."""
+        the tokens ([C], 1 or 0) up to which some channel has decayed, or grown, by more than 2^STEEP."""
         rows, cols = self._name("from_start"), self._name("from_start_with_own")
         within = self.out.call("tokens_within", "C", "AFTER=False", f"STRICT={self.exclusive}")
         lines = [f"{rows} = {self.out.token_sums(self.gate, within, self.turned)}"]
@@ -147,12 +150,18 @@ class JointScores:
         lines += [
             f"{up} = tl.exp2({rows})",
             f"{down} = tl.exp2(tl.minimum(-{cols}, STEEP))",
-            f"{steep} = tl.max(tl.where({cols} < -STEEP, 1, 0), {0 if self.turned else 1})",
+            f"{steep} = tl.max(tl.where(tl.abs({cols}) > STEEP, 1, 0), {0 if self.turned else 1})",
         ]
         return lines, up, down, steep
 
     # -- backward -------------------------------------------------------------------------------------
     def _adjoints(self) -> list[str]:
+        """Derivatives level after level, or anchored at the start of the chunk where no decay is too steep.
+
+        Without the gate's derivative they may be part of an output, which depends on no later token and so
+        does not choose. The gate's derivative at one anchor is a sum of x o dx - y o dy over the tokens from
+        each one on; both are made of the same rounded operands, so what cancels does so but for float32.
+        """
         out, count = self.out, len(self.x)
         gate = count + len(self.y) in self.wanted
         products = meeting_products(
@@ -161,32 +170,50 @@ class JointScores:
             [gate or count + j in self.wanted for j in range(len(self.y))],
         )  # fmt: skip
         before: list[str] = []
-        parts, matrices = [], []
-        for number, p in enumerate(products):
-            matrices.append(self._matrix(before, number, p))
-            parts.append(self._name("part", number))
+        matrices = [self._matrix(before, number, p) for number, p in enumerate(products)]
         lines, ends, dx, dy = self._sums(before)
         if out.in_loop:
             out.first += before
         else:
             lines = before + lines
+        dw = ""
+        if gate:
+            dw = self._name("dw")
+            out.picks[self.n, count + len(self.y)] = dw
+            lines.append(f"{dw} = tl.zeros({self.shape}, dtype=tl.float32)")
+            lifted = [(self.rows[i], dx[i]) for i in range(count) if self.lifted[i]]
+            ends = [*(f"{dw} += {x} * {d_x}" for x, d_x in lifted), *ends]
+        levels = self._levels(self._level(products, matrices, dx, dy, dw), "0")
+        if not gate:
+            return [*lines, *levels, *ends]
+        anchored, row_factor, col_factor, steep = self._from_start()
+        near = self._near(products, matrices, dx, dy, dw, row_factor, col_factor)
+        return [
+            *lines, *anchored, f"if tl.max({steep}, 0) > 0:", *(f"    {line}" for line in levels),
+            "else:", *(f"    {line}" for line in near), *ends,
+        ]  # fmt: skip
+
+    def _level(
+        self, products: Sequence[MeetingProduct], matrices: Sequence[str], dx: Sums, dy: Sums, dw: str
+    ) -> list[str]:
+        """Statements of one level; ``dw`` is empty where the gate's derivative is not wanted."""
         body = self._factor()
-        out.library.add("blocks_meet")
+        self.out.library.add("blocks_meet")
         body.append("m_meet = blocks_meet(level, C)")
-        both, scaled = {}, {}
+        both, scaled, parts = {}, {}, []
         for c, tile in enumerate(self.tiles):
             source = [p for p in products if p.source == c]
-            if not source and not gate:
+            if not source and not dw:
                 continue
             both[c], scaled[c] = self._name("both", c), self._name("scaled", c)
-            row = tile.row if gate or any(p.upper for p in source) else None
-            col = tile.col if gate or any(p.lower for p in source) else None
+            row = tile.row if dw or any(p.upper for p in source) else None
+            col = tile.col if dw or any(p.lower for p in source) else None
             body.append(f"{both[c]} = {self._both(row, col)}")
             if source:
                 body.append(f"{scaled[c]} = ({both[c]} * {self.factor}).to(DOT)")
-        body += [
-            f"{part} = tl.where(m_meet, {m}, 0.0).to(DOT)" for part, m in zip(parts, matrices, strict=True)
-        ]
+        for number, matrix in enumerate(matrices):
+            parts.append(self._name("part", number))
+            body.append(f"{parts[-1]} = tl.where(m_meet, {matrix}, 0.0).to(DOT)")
         moved = []
         for c, tile in enumerate(self.tiles):
             here = [(p, part) for p, part in zip(products, parts, strict=True) if p.target == c]
@@ -197,15 +224,57 @@ class JointScores:
             body.append(f"{step} = {self.factor} * ({total})")
             body += self._add(step, dx.get(tile.row), dy.get(tile.col), here)
             moved.append(f"{both[c]} * {step}")
-        if gate:
-            dw = self._name("dw")
-            out.picks[self.n, count + len(self.y)] = dw
-            lines.append(f"{dw} = tl.zeros({self.shape}, dtype=tl.float32)")
-            body.append(f"{dw} += {out.token_sums(' + '.join(moved), 'tl.trans(m_between)', self.turned)}")
-            ends = [
-                *(f"{dw} += {self.rows[i]} * {name}" for i, name in dx.items() if self.lifted[i]), *ends
-            ]  # fmt: skip
-        return [*lines, *self._levels(body, "0"), *ends]
+        if dw:
+            body.append(
+                f"{dw} += {self.out.token_sums(' + '.join(moved), 'tl.trans(m_between)', self.turned)}"
+            )
+        return body
+
+    def _near(
+        self, products: Sequence[MeetingProduct], matrices: Sequence[str], dx: Sums, dy: Sums, dw: str,
+        row_factor: str, col_factor: str,
+    ) -> list[str]:  # fmt: skip
+        """All pairs of the chunk at once, anchored at its start."""
+        tiles = self.tiles
+        near: dict[tuple[str, int | None], str] = {}
+        lines = []
+        for axis, values, factor in (("row", self.rows, row_factor), ("col", self.y, col_factor)):
+            for number, value in enumerate(values):
+                near[axis, number] = self._name(f"near_{axis}", number)
+                lines.append(f"{near[axis, number]} = ({value} * {factor}).to(DOT)")
+        gained, lost = [], []
+        for c, tile in enumerate(tiles):
+            here = [(p, m) for p, m in zip(products, matrices, strict=True) if p.target == c]
+            below, above = (
+                [
+                    self._apply(
+                        f"tl.where(o_t[:, None] {sign} o_t[None, :], {m}, 0.0).to(DOT)",
+                        near["col", tiles[p.source].col] if sign == ">" else near["row", tiles[p.source].row],
+                    )
+                    for p, m in here
+                    if (p.lower if sign == ">" else p.upper)
+                ]
+                for sign in "><"
+            )
+            for terms, axis, at, sums, factor, sides in (
+                (below, "row", tile.row, dx, row_factor, gained),
+                (above, "col", tile.col, dy, col_factor, lost),
+            ):
+                if not terms:
+                    continue
+                step = self._name(f"step_{axis}", c)
+                lines.append(f"{step} = {' + '.join(terms)}")
+                if at in sums:
+                    lines.append(f"{sums[at]} += {factor} * {step}")
+                sides.append(f"{near[axis, at]}.to(tl.float32) * {step}")
+        loss = self._name("lost")
+        lines.append(f"{loss} = {' + '.join(lost)}")
+        behind = self.out.call("tokens_within", "C", "AFTER=True", f"STRICT={self.exclusive}")
+        moved = f"{' + '.join(gained)} - {loss}"
+        lines.append(f"{dw} += {self.out.token_sums(moved, behind, self.turned)}")
+        if self.exclusive:
+            lines.append(f"{dw} -= {loss}")
+        return lines
 
     def _matrix(self, before: list[str], number: int, product: MeetingProduct) -> str:
         """The [C, C] cotangents of a product, below and above the diagonal."""
@@ -222,7 +291,7 @@ class JointScores:
         before.append(f"{name} = ({chosen}).to(DOT)")
         return name
 
-    def _sums(self, before: list[str]) -> tuple[list[str], list[str], dict[int, str], dict[int, str]]:
+    def _sums(self, before: list[str]) -> tuple[list[str], list[str], Sums, Sums]:
         """Where dx and dy begin, with what the diagonal adds (its decay is 1), and lines behind the levels;
         the names of the sums over the levels, by row and by column."""
         count = len(self.x)
@@ -242,8 +311,8 @@ class JointScores:
         zeros = f"tl.zeros({self.shape}, dtype=tl.float32)"
         lines: list[str] = []
         ends: list[str] = []
-        dx: dict[int, str] = {}
-        dy: dict[int, str] = {}
+        dx: Sums = {}
+        dy: Sums = {}
         for j in range(len(self.y)):
             if count + j in self.wanted:
                 dy[j] = self._name("dy", j)
