@@ -137,7 +137,7 @@ class KernelPrinter:
         names = Names(reserved=_RESERVED)
         self.names = names
         self.phases = phases(self.nodes, kernel) if kernel.family == "prep" else None
-        self.blocks = lone_transform(self.nodes, kernel) if in_one_tile else 1
+        self.blocks = lone_transform(self.nodes, kernel) if in_one_tile else 0
         self.out = Statements(
             self.nodes,
             self._blocks(),

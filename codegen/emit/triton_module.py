@@ -377,8 +377,8 @@ class _Emitter:
     def _launch(self, text: KernelText) -> str:
         kernel = text.kernel
         if kernel.family == "prep":
-            blocks = lone_transform(self.plan.plan.nodes, kernel) if self._short() else 1
-            more = f", blocks={blocks}" if blocks > 1 else ""
+            blocks = lone_transform(self.plan.plan.nodes, kernel)
+            more = f", blocks={blocks}" if blocks == 1 or (blocks and self._short()) else ""
             return f"call.prep({text.name}, {kernel not in self.plan.forward}, {self._operands(text)}{more})"
         return self._launch_walk(text, *self._ends(kernel), "")
 

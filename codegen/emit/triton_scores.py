@@ -242,7 +242,8 @@ class JointScores:
             for number, value in enumerate(values):
                 near[axis, number] = self._name(f"near_{axis}", number)
                 lines.append(f"{near[axis, number]} = ({value} * {factor}).to(DOT)")
-        gained, lost = [], []
+        gained: list[str] = []
+        lost: list[str] = []
         for c, tile in enumerate(tiles):
             here = [(p, m) for p, m in zip(products, matrices, strict=True) if p.target == c]
             below, above = (

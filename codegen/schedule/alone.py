@@ -1,8 +1,9 @@
-"""Ops that have a prep of their own: the transform of many erases.
+"""Ops that have a prep of their own: the transform of many erases, or of scores with a decay per channel.
 
 T of r erases is r x r blocks [C, C], and so are the scores that it is made of: in the registers of one
 program with everything else they spill. From three erases on, a prep leaves the scores in memory, the next
-one forms T as one tile, and a third makes what takes T.
+one forms T as one tile, and a third makes what takes T. Scores with a decay per channel are made by four
+warps, which would form T less well than one warp does.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ FEW = 2
 
 
 def stands_alone(node: Node) -> bool:
-    """Whether a node is the transform of many erases."""
-    return node.op == "ut_transform" and int(str(node.attr("r"))) > FEW
+    """Whether a node is the transform of many erases, or of scores with a decay per channel."""
+    return node.op == "ut_transform" and (int(str(node.attr("r"))) > FEW or bool(node.attr("joint")))
 
 
 def transforms(nodes: Sequence[Node], n: int) -> bool:
@@ -67,8 +68,8 @@ def _cone(facts: PlanFacts, roots: Iterable[int], memory: Collection[int] = ()) 
 
 
 def lone_transform(nodes: Sequence[Node], kernel: Kernel) -> int:
-    """Of how many blocks of C rows the tile of a kernel is that forms such a transform, else 1."""
+    """Of how many blocks of C rows the tile of a kernel is that forms such a transform; 0 without one."""
     for n in kernel.body:
         if stands_alone(nodes[n]):
             return 1 << (int(str(nodes[n].attr("r"))) - 1).bit_length()
-    return 1
+    return 0

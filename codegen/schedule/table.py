@@ -93,18 +93,30 @@ def keep_every_state(chunks: int, heads: int, key: int, value: int) -> bool:
 
 
 def choose_prep(
-    chunk: int, decay: str, gradients: bool, crowded: bool = False, states: int = 1
+    chunk: int,
+    decay: str,
+    gradients: bool,
+    operand_bytes: int,
+    crowded: bool = False,
+    states: int = 1,
+    blocks: int = 0,
 ) -> tuple[int, int]:
     """(warps, block of K and V) of a prep; ``gradients``: the last kernel of the backward.
 
-    One warp for every 16 tokens: a product of C rows gives no more of them work. With a decay per channel
-    many [C, block] tiles are alive at once: narrow blocks, or four warps where there are even more; both
-    where it is ``crowded``, by three or more erases or by decays along both axes. The gradients of coupled
-    ``states`` have many [C, C] ones beside them: four warps, narrow blocks.
+    One warp for every 16 tokens: a product of C rows gives no more of them work. What forms a transform
+    alone, of ``blocks`` of C rows, has as many times more, and one for 32 tokens of a single block. With a
+    decay per channel tiles stand channels first: four warps and 64 channels are what the tensor cores of
+    sm_90 take as one operand; narrower blocks with operands of 4 bytes, and in gradients that are
+    ``crowded``, by three or more erases or by decays along both axes. The gradients of coupled ``states``
+    have many [C, C] tiles too.
     """
     warps = max(1, chunk // 16)
+    if blocks:
+        return max(1, chunk // 32) if blocks == 1 else warps * blocks, 64
     if states > 1 and gradients:
         return max(warps, 4), 32
     if decay == "channel":
+        if operand_bytes == 4:
+            return (max(warps, 4) if gradients else warps), 32
         return max(warps, 4), 32 if gradients and crowded else 64
     return warps, 64
