@@ -1,9 +1,8 @@
-"""Ops that have a prep of their own: the transform of many erases, or of scores with a decay per channel.
+"""Ops that have a prep of their own: the transform of many erases.
 
 T of r erases is r x r blocks [C, C], and so are the scores that it is made of: in the registers of one
 program with everything else they spill. From three erases on, a prep leaves the scores in memory, the next
-one forms T as one tile, and a third makes what takes T. Scores with a decay per channel are made by four
-warps, which would form T less well than one warp does.
+one forms T as one tile, and a third makes what takes T.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ FEW = 2
 
 
 def stands_alone(node: Node) -> bool:
-    """Whether a node is the transform of many erases, or of scores with a decay per channel."""
-    return node.op == "ut_transform" and (int(str(node.attr("r"))) > FEW or bool(node.attr("joint")))
+    """Whether a node is the transform of many erases."""
+    return node.op == "ut_transform" and int(str(node.attr("r"))) > FEW
 
 
 def transforms(nodes: Sequence[Node], n: int) -> bool:

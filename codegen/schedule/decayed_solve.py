@@ -230,9 +230,7 @@ class _Spread:
 
 def transform(b: PlanBuilder, operands: Sequence[int], m: int, r: int) -> list[list[int]]:
     """The r x r blocks of T = (I - G Sigma)^-1 from the entries of G and Sigma."""
-    of = (b.nodes[n] for n in operands[: m * r])
-    joint = any(n.op == "pick" and b.nodes[n.args[0]].op == "decayed_scores" for n in of)
-    whole = b.add_node("ut_transform", operands, ("t", "s"), m=m, r=r, joint=joint)
+    whole = b.add_node("ut_transform", operands, ("t", "s"), m=m, r=r)
     return [
         [
             b.label(b.add_node("pick", (whole,), ("t", "s"), index=i * r + k), f"ut_{i + 1}{k + 1}")

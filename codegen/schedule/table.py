@@ -97,6 +97,7 @@ def choose_prep(
     decay: str,
     gradients: bool,
     operand_bytes: int,
+    scores: int = 0,
     crowded: bool = False,
     states: int = 1,
     blocks: int = 0,
@@ -104,19 +105,24 @@ def choose_prep(
     """(warps, block of K and V) of a prep; ``gradients``: the last kernel of the backward.
 
     One warp for every 16 tokens: a product of C rows gives no more of them work. What forms a transform
-    alone, of ``blocks`` of C rows, has as many times more, and one for 32 tokens of a single block. With a
-    decay per channel tiles stand channels first: four warps and 64 channels are what the tensor cores of
-    sm_90 take as one operand; narrower blocks with operands of 4 bytes, and in gradients that are
-    ``crowded``, by three or more erases or by decays along both axes. The gradients of coupled ``states``
-    have many [C, C] tiles too.
+    alone, of ``blocks`` of C rows, has as many times more. Tiles with a decay per channel have channels
+    first. In a forward one warp takes as many as it has registers for, without a barrier; with more than two
+    ``scores`` summed up at once it is two warps. Gradients take 64 channels and four warps, whose products
+    are those of the tensor cores of sm_90; so do long chunks. With operands of 4 bytes blocks are narrow.
+    Coupled ``states``, three or more erases, and decays along both axes make many tiles live at once: they
+    are ``crowded``.
     """
     warps = max(1, chunk // 16)
     if blocks:
-        return max(1, chunk // 32) if blocks == 1 else warps * blocks, 64
+        return warps * blocks, 64
     if states > 1 and gradients:
         return max(warps, 4), 32
-    if decay == "channel":
-        if operand_bytes == 4:
-            return (max(warps, 4) if gradients else warps), 32
-        return max(warps, 4), 32 if gradients and crowded else 64
-    return warps, 64
+    if decay != "channel":
+        return warps, 64
+    if operand_bytes == 4:
+        return (max(warps, 4) if gradients else warps), 32
+    if gradients and crowded and chunk > 16:
+        return max(warps, 4), 32
+    if gradients or chunk > 32:
+        return max(warps, 4), 64
+    return (2, 32) if scores > 2 and chunk == 32 else (1, 512 // chunk)
