@@ -25,7 +25,7 @@ from linalg_dsl.ops.selfcheck import SelfCheck
 
 MOST_SPILLS = 20
 """Registers of a thread that may lie in memory: from hundreds on a kernel is two to five times slower."""
-_ROUNDS = 3
+_ROUNDS = 4
 _KEPT = 1024
 _LOCK = threading.Lock()
 Compile = Callable[[ModuleType, Sequence[Launched]], list[int]]
@@ -140,6 +140,8 @@ def alternatives(block: int, warps: int, stages: int) -> Iterator[tuple[int, int
         yield block // 2, warps, stages
         if warps < 8:
             yield block // 2, 2 * warps, stages
+    if warps < 4:
+        yield block, 4 * warps, stages
 
 
 def compile_side_by_side(module: ModuleType, launches: Sequence[Launched]) -> list[int]:

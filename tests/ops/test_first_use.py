@@ -22,9 +22,10 @@ BLOCK = 32
 
 def module_and_inputs(name: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
     op = ld.compile(getattr(ld.ops, name).spec, backend="triton")
-    tensors = inputs_of(op.spec, Shape(2, 200, 2, 64, 64), torch.bfloat16, CPU)
+    stage = op.stage_ops[-1]
+    tensors = inputs_of(stage.spec, Shape(2, 200, 2, 64, 64), torch.bfloat16, CPU)
     # a copy: what is replaced in it stays here
-    return private_copy(op.operator("triton").module), tuple(tensors.values())
+    return private_copy(stage.operator("triton").module), tuple(tensors.values())
 
 
 @pytest.mark.parametrize("name", ["gated_delta_rule", "gla", "mdn", "mamba1"])
@@ -77,6 +78,15 @@ def test_sizes_that_spill_give_way_to_the_next_best() -> None:
     launches = {x.kernel: x.sizes for x in Module(module, CPU).launches(tensors, None, Use())}
     assert launches["gla_fwd_walk"] == (BLOCK, 8, 3)
     assert launches["gla_bwd_reverse_v"][1] == 4
+
+
+def test_a_kernel_without_blocks_is_replaced_by_its_warps() -> None:
+    module, tensors = module_and_inputs("normalised_linear_attention")
+    name = "normalised_linear_attention_S_bwd_gradients"
+    compiler = Compiler(lambda x: 300 if x.kernel == name and x.warps < 8 else 0)
+    assert settle(module, tensors, None, [Use()], compiler) == ()
+    launches = {x.kernel: x.sizes for x in Module(module, CPU).launches(tensors, None, Use())}
+    assert launches[name] == (0, 8, 1)
 
 
 def test_narrower_blocks_come_after_more_warps() -> None:
