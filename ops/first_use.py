@@ -23,6 +23,8 @@ from linalg_dsl.ops.args import axis_sizes
 from linalg_dsl.ops.launched import Launched, Module, Use
 from linalg_dsl.ops.selfcheck import SelfCheck
 
+ENVIRONMENT_VARIABLE = "LINALG_DSL_FIRST_USE"
+"""``0``: kernels are compiled one by one as they are launched, and their spills not looked at."""
 MOST_SPILLS = 20
 """Registers of a thread that may lie in memory: from hundreds on a kernel is two to five times slower."""
 _ROUNDS = 4
@@ -74,6 +76,8 @@ class FirstUse:
 
 def compiles(device: torch.device) -> bool:
     """Whether kernels are compiled for this device, and may be now."""
+    if os.environ.get(ENVIRONMENT_VARIABLE) == "0":
+        return False
     if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return False
     return not torch.cuda.is_current_stream_capturing()
