@@ -100,11 +100,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "the pair of a token with itself is added to the scores twice",
         text=(
             Rewrite(
-                "tl.where(o_t[:, None] == o_t[None, :], tl.sum(_x, 1)[:, None], 0.0)",
-                "tl.where(o_t[:, None] == o_t[None, :], 2.0 * tl.sum(_x, 1)[:, None], 0.0)",
-                within="_fwd_prep$",
+                "tl.where(o_t[:, None] >= o_t[None, :], _x, 0.0)",
+                "tl.where(o_t[:, None] > o_t[None, :], _x, "
+                "tl.where(o_t[:, None] == o_t[None, :], 2.0 * _x, 0.0))",
+                within="_fwd_",
             ),
         ),
+    ),
+    Mutant(
+        "steep_decays_scaled_from_the_start",
+        "gla",
+        "triton",
+        "scores are products of rows scaled from the start of the chunk however strong the gates",
+        text=(Rewrite("tl.abs(_x) > STEEP", "tl.abs(_x) > 1e30"),),
     ),
     Mutant(
         "interleaved_head_map",
