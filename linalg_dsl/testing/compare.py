@@ -48,7 +48,7 @@ from linalg_dsl.testing.subject import Subject
 
 ALARMS = 1e-10
 """The chance, for an element, that a right kernel exceeds what roundings admit."""
-PASSES = 2.0
+PASSES = 3.0
 """The square root of how often a kernel may round where the plan has one operation."""
 INPUTS = 8.0
 OWN = 16.0
