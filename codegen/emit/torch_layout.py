@@ -64,7 +64,8 @@ class TorchText:
     """A module over whole sequences: ``unit`` is what its two functions are of, "chunk" or "token".
 
     ``inputs``: their names in the functions; ``gradients``: which have one; ``numbers``: fixed consts;
-    ``used``: the functions of the library that the statements call.
+    ``used``: the functions of the library that the statements call; ``shortest``: of ``planner.precision``,
+    empty where the caller says how long chunks are.
     """
 
     spec: RecurrenceSpec
@@ -81,6 +82,7 @@ class TorchText:
     used: Collection[str]
     forward: PrintedFunction
     backward: PrintedFunction
+    shortest: tuple[str, tuple[int, ...]] = ("K", ())
 
     def text(self) -> str:
         spec, forward, backward = self.spec, self.forward, self.backward
@@ -127,12 +129,14 @@ class TorchText:
             "like": str(output_like(spec)),
             "wide": repr(self.wide),
             "chunk": str(self.chunk),
+            "shortest": repr(self.shortest).replace("'", '"'),
             "gradients": tuple_text(map(repr, self.gradients)),
             "resets": tuple_text(repr(i.kind == "log_gate") for i in spec.inputs),
         }
         if self.unit == "chunk":
             del found["starts"]  # a state is handed in where it does not start at 0
         else:
+            del found["shortest"]  # nothing is taken from the state before a chunk
             del found["resets"]  # no product of matrices mixes tokens
         return list(found.items())
 

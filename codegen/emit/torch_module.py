@@ -13,6 +13,7 @@ from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.precision import precision
 
 CHUNK = 64
 CHANNEL_CHUNK = 64
@@ -38,10 +39,13 @@ def emit_torch(
     ((output, o_node),) = forward.outputs
     consts = run_time_consts(spec, forward, backward)
     carried = {("carry", n): "S" if len(states) == 1 else f"S_{n}" for n in states}
-    fwd = _Function(spec, forward, consts, carried)
+    digits = precision(canonical)
+    wide_solve = digits.solve == "float64"
+    fwd = _Function(spec, forward, consts, carried, wide_solve)
     o, *after = fwd.printer.run([o_node, *(after for _, _, _, after in forward.carries)])
     handed_back = {("carry_reverse", n): f"d{name}" for (_, n), name in carried.items()}
-    bwd = _Function(spec, backward, consts, {**carried, **handed_back, ("cotangent", output): f"d_{output}"})
+    leading = {**carried, **handed_back, ("cotangent", output): f"d_{output}"}
+    bwd = _Function(spec, backward, consts, leading, wide_solve)
     before = {name: node for name, direction, _, node in backward.carries if direction == "reverse"}
     gradients = dict(backward.outputs)
     texts = bwd.printer.run([*(before[n] for n in states), *gradients.values()])
@@ -82,6 +86,7 @@ def emit_torch(
             f"The gradient of the {'state' if len(states) == 1 else 'states'} before one chunk, and those of "
             "its inputs in their order.",
         ),
+        shortest=(digits.axis, digits.shortest if chunk_size is None else ()),
     ).text()
 
 
@@ -94,6 +99,7 @@ class _Function:
         plan: ChunkPlan,
         consts: tuple[str, ...],
         leading: Mapping[tuple[str, str], str],
+        wide_solve: bool,
     ) -> None:
         self.names = names = Names(reserved=("C", "K", "V"))
         leaves = {key: names.unique(name) for key, name in leading.items()}
@@ -107,7 +113,7 @@ class _Function:
             leaves["const", const] = name = names.unique(const)
             last.append(name)
         self.args = [*first, *self.inputs, *last]
-        self.printer = ChunkPrinter(plan, leaves, names, like=self.first)
+        self.printer = ChunkPrinter(plan, leaves, names, self.first, wide_solve)
 
     def gradient(self, decl: Input, parts: Mapping[str, Text], numbers: Mapping[str, float]) -> str:
         """One gradient of the input's shape: rows stacked, zero where unused; "None" where there is none."""

@@ -83,11 +83,16 @@ class ChunkPrinter:
     reverse carry under "carry_reverse";
     ``like`` is the identifier of a tensor [B, H, K, V] whose type and device new tensors take. After
     ``run``, ``lines`` holds the statements, ``used`` the helper functions they call and ``sizes`` which of
-    the sizes C, K, V they mention.
+    the sizes C, K, V they mention. ``wide``: solves with sums in float64 (``planner.precision``).
     """
 
     def __init__(
-        self, plan: ChunkPlan, leaves: Mapping[tuple[str, str], str], names: Names, like: str
+        self,
+        plan: ChunkPlan,
+        leaves: Mapping[tuple[str, str], str],
+        names: Names,
+        like: str,
+        wide: bool = False,
     ) -> None:
         self.plan = plan
         self.leaves = leaves
@@ -97,7 +102,7 @@ class ChunkPrinter:
         self.used: set[str] = set()
         self.sizes: set[str] = set()
         self._text: dict[int, Text] = {}
-        self._solve = SolvePrinter(self)
+        self._solve = SolvePrinter(self, wide)
         self._solved: dict[int, list[Text]] = {}
         self._uses: dict[int, int] = {}
 

@@ -32,10 +32,14 @@ Blocks = Sequence[Sequence[Text]]
 
 
 class SolvePrinter:
-    """What a solve and its adjoint share is written once: the system G Sigma, its inverse."""
+    """What a solve and its adjoint share is written once: the system G Sigma, its inverse.
 
-    def __init__(self, out: Statements) -> None:
+    ``wide``: they are found with sums in float64 where that is at hand.
+    """
+
+    def __init__(self, out: Statements, wide: bool = False) -> None:
         self.out = out
+        self.wide = ("wide=True",) if wide else ()
         self._systems: dict[tuple[str, ...], Text] = {}
         self._inverses: dict[tuple[str, ...], list[list[Text]]] = {}
 
@@ -95,13 +99,14 @@ class SolvePrinter:
             return [out.let(n, x) for n, x in zip(names, right, strict=True)]
         function = "substitute_reversed" if reverse else "substitute"
         if len(right) == 1:
-            return [out.let(names[0], out.helper(function, system, right[0], axes=axes))]
+            return [out.let(names[0], out.helper(function, system, right[0], *self.wide, axes=axes))]
         out.used |= {function, "by_token"}
         if sum(len(x.code) for x in right) > _ROW_LIMIT:
             right = [out.let("right", x) for x in right]
         made = [out.names.unique(n) for n in names]
         rows = ", ".join(x.code for x in right)
-        out.lines.append(f"{', '.join(made)} = by_token({function}, {system.code}, [{rows}])")
+        operands = ", ".join((function, system.code, f"[{rows}]", *self.wide))
+        out.lines.append(f"{', '.join(made)} = by_token({operands})")
         return [Text(n, ATOM, axes) for n in made]
 
     def _by_inverse(
@@ -123,13 +128,14 @@ class SolvePrinter:
         if key not in self._inverses:
             out, system, r = self.out, self._system(G, S), range(len(G))
             if len(r) == 1:
-                one = out.let("ut", out.helper("inverse", system, axes=PAIRS))
+                one = out.let("ut", out.helper("inverse", system, *self.wide, axes=PAIRS))
                 self._inverses[key] = [[one]]
             else:
                 out.used |= {"inverse", "blocks"}
                 made = [[out.names.unique(f"ut_{i + 1}{k + 1}") for k in r] for i in r]
                 names = ", ".join(f"({', '.join(row)})" for row in made)
-                out.lines.append(f"{names} = blocks(inverse({system.code}), {len(r)})")
+                whole = ", ".join((system.code, *self.wide))
+                out.lines.append(f"{names} = blocks(inverse({whole}), {len(r)})")
                 self._inverses[key] = [[Text(n, ATOM, PAIRS) for n in row] for row in made]
         return self._inverses[key]
 
