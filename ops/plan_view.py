@@ -14,6 +14,7 @@ from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.ops.artefacts import Artefacts
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.precision import Precision
 from linalg_dsl.planner.stages import Stage, Stages
 from linalg_dsl.planner.step_form import StepForm
 
@@ -42,6 +43,11 @@ class StagePlan:
     @property
     def canonical(self) -> CanonicalRecurrence:
         return self.artefacts.canonical
+
+    @property
+    def precision(self) -> Precision:
+        """How it is carried out so that its digits last. ``ArgumentError`` where there is no chunk form."""
+        return self.artefacts.precision
 
     @property
     def forward(self) -> ChunkPlan:
@@ -150,6 +156,11 @@ class Plan:
     @property
     def canonical(self) -> CanonicalRecurrence:
         return self._whole.canonical
+
+    @property
+    def precision(self) -> Precision:
+        """How it is carried out so that its digits last; of several stages ask each of ``stages``."""
+        return self._whole.precision
 
     @property
     def forward(self) -> ChunkPlan:

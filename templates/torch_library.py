@@ -2,9 +2,9 @@
 
 A module's ``LAYOUT`` says what the loops ask: ``timed`` (per tensor), ``states`` (the axes of each),
 ``starts``, ``output`` (axes), ``sizes`` (axis: which tensor has it, and where), ``like`` (the tensor whose
-dtype the output has), ``wide`` (it has the states' instead), ``chunk`` (tokens), ``shortest`` (an axis, and for
-1, 2, ... channels of it the most tokens of a chunk) and ``gradients`` (which tensors have one). An exported
-file holds those functions that it uses.
+dtype the output has), ``wide`` (it has the states' instead), ``chunk`` (tokens), ``shortest`` (an axis, and
+for 1, 2, ... channels of it the most tokens of a chunk) and ``gradients`` (which tensors have one). An
+exported file holds those functions that it uses.
 """
 
 # ruff: noqa: B905, RUF007 (whole sequences of one module: their lengths are known to agree)
@@ -218,7 +218,7 @@ def fitted(layout, size):
     """The layout with chunks as short as few channels along the erased axis need them."""
     axis, most = layout["shortest"]
     channels = size((axis,))[0] if most else 1
-    return {**layout, "chunk": min(layout["chunk"], most[channels - 1])} if channels <= len(most) else layout
+    return layout if channels > len(most) else {**layout, "chunk": min(layout["chunk"], most[channels - 1])}
 
 
 def chunks_of(first, last, layout):

@@ -22,8 +22,9 @@ from linalg_dsl.planner.plan import Node
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT",
-    "PRECISION", "SOLVE", "SUMS", "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST", "p_first", "p_last",
-    "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_first",
+    "PRECISION", "SOLVE", "SUMS", "SAVE", "EXACT", "STAGES", "STEP", "HAS_FIRST", "WANT_LAST",
+    "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch",
+    "i_step", "i_first",
     "o_r", "i_pairs", "o_pairs", "b_system", "b_transform", "b_half_step", "b_meeting",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
@@ -91,6 +92,7 @@ class _Walk:
     state_mask: str
     before_loop: tuple[str, ...]
     chunk_index: str
+    step: str
     body: tuple[str, ...]
 
 
@@ -105,6 +107,7 @@ class _Prep:
     bounds: tuple[str, ...]
     constants: tuple[str, ...]
     offsets: tuple[str, ...]
+    step: str
     body: tuple[str, ...]
 
 
@@ -113,6 +116,7 @@ class KernelPrinter:
 
     ``state_dims``: the order in which the caller's states have their axes. ``in_one_tile``: chunks are short
     enough for the transform of many erases to be one tile. ``start``: the state of a walk that is given none.
+    ``stepped``: a chunk may have fewer tokens, STEP, than its tiles have rows.
     """
 
     def __init__(
@@ -124,9 +128,11 @@ class KernelPrinter:
         state_dims: Axes = ("K", "V"),
         in_one_tile: bool = True,
         start: Start = "zeros",
+        stepped: bool = False,
     ) -> None:
         self.state_dims = state_dims
         self.start = start
+        self.step = "STEP" if stepped else "C"
         self.plan = plan
         self.nodes = plan.plan.nodes
         self.kernel = kernel
@@ -160,7 +166,7 @@ class KernelPrinter:
             text = render(
                 "prep.py.jinja",
                 _Prep(self.name, self._doc(), tuple(self.pointers), tuple(self.scalars), self._bounds(),
-                      self._constants(), self._offsets(), tuple(body)),
+                      self._constants(), self._offsets(), self.step, tuple(body)),
             )  # fmt: skip
         return KernelText(
             self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars.values()),
@@ -178,7 +184,7 @@ class KernelPrinter:
         """The lines of a prep, those of row numbers where the tokens are known."""
         if self.blocks > 1:
             tile = TransformText(
-                self.out, self.kernel, lambda n: self.pointer(self.memory[n].argument), self._load
+                self.out, self.kernel, self.step, lambda n: self.pointer(self.memory[n].argument), self._load
             )
             lines = tile.lines()
             return [*lines[:3], *self._row_lines(), *lines[3:]]
@@ -224,6 +230,7 @@ class KernelPrinter:
                 state_mask=self.out.mask(("K", "V")),
                 before_loop=tuple(self.before),
                 chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",
+                step=self.step,
                 body=tuple(lines),
             ),
         )
@@ -491,6 +498,7 @@ class KernelPrinter:
         if self.kernel.family == "walk":
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
         optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if uses(used, c)]
+        optional += ["STEP"] if self.step == "STEP" else []
         optional += ["EXACT"] if isinstance(self.kernel.boundary, Boundary) else []
         return (*shape, *optional, *self.ratios, *self.shared)
 

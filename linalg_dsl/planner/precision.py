@@ -1,17 +1,18 @@
 """How a chunk plan is carried out so that its digits last, and why: the one place that decides it.
 
-What a chunk erases it takes from the state before the *chunk*, S_C = L S_0 + L̂ᵀ Z, so where the tokens of one
-chunk together erase nearly all of S_0, two numbers of its size cancel, and what is left keeps the digits of what
-was there; the step loop loses none. k erases of full strength along keys that point anywhere leave (1 - 1/D)^k
-of the squares of D channels: as many erases as channels leave a third, many more leave nothing. With ``FEW``
-channels or more no chunk is so long that it matters; below, chunks have no more erases than channels.
+What a chunk erases it takes from the state before the *chunk*, S_C = L S_0 + L̂ᵀ Z. Where the tokens of one
+chunk together erase nearly all of S_0, two numbers of its size cancel, and what is left keeps the digits of
+what was there; the step loop loses none. k erases of full strength along keys that point anywhere leave
+(1 - 1/D)^k of the squares of D channels: as many erases as channels leave a third, many more leave nothing.
+With ``FEW`` channels or more no chunk is so long that it matters (docs/precision.md has the measurements);
+below, chunks have no more erases than channels.
 
-T = (I - G Sigma)^-1 is as large as the recurrence. Where keys are alike its entries do not fall off: with
-strengths near 2 they are all near 2, rows of U are sums of C terms of alternating signs, and their roundings add
-up to C^2 u (5.5e-5 of a final state at C = 64 in float32, 1.3e-5 with the sums in float64). Only where every
-transition is proved a contraction and |Sigma| <= 1 is that out of the question: then what one token writes is
-erased by the next along the same key. A short type may form T in tf32 where it is bounded (by |Sigma|, for a
-proved contraction), else in three products of tf32.
+T = (I - G Sigma)^-1 is as large as the recurrence. Where keys are alike its entries need not fall off from
+the diagonal: with strengths near 2 they are all near 2, and the rows of U are sums of C terms of alternating
+signs, whose roundings add up with C. So sums are formed in float64 unless every transition is proved a
+contraction with |Sigma| <= 1: then what one token writes is erased by the next along the same key. Short
+types may form T in tf32 where it is bounded (by |Sigma|, of a proved contraction), else in three products of
+tf32.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ FEW = 16
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The choices for one plan.
+    """The choices for one plan, and their ``reasons``, a line each.
 
     ``transform``: how the products that form T round their operands in calls of a short type on a GPU.
-    ``solve``: the type in which the PyTorch module substitutes on a CPU, "own" or "float64". ``axis`` and
-    ``shortest``: the axis of the state that is erased along, and for 1, 2, ... channels of it the most tokens of
-    a chunk in float32 and float64 (beyond the last entry there is no limit; empty without erases).
-    ``reasons``: a line for each.
+    ``solve``: in which type the PyTorch module substitutes on a CPU. ``axis``: the axis of the state that is
+    erased along; ``shortest``: for 1, 2, ... channels of it the most tokens of a chunk of float32 (beyond the
+    last entry there is no limit; empty without erases). A chunk size that was asked for is not changed.
     """
 
     transform: Literal["tf32", "tf32x3"]
@@ -48,40 +48,44 @@ class Precision:
 def precision(canonical: CanonicalRecurrence) -> Precision:
     """The choices for a recurrence in form (1)."""
     rec, spec = canonical.recurrences[0], canonical.spec
-    bounded, tame = solve_is_bounded(rec, spec), sums_of_solve_are_short(rec, spec)
+    bounded, short_sums = solve_is_bounded(rec, spec), sums_of_solve_are_short(rec, spec)
     return Precision(
         transform="tf32" if bounded else "tf32x3",
-        solve="own" if tame else "float64",
+        solve="own" if short_sums else "float64",
         axis="V" if rec.axis == "V" else "K",
         shortest=tuple(max(1, d // rec.r) for d in range(1, FEW)) if rec.r else (),
-        reasons=_reasons(rec, spec, bounded, tame),
+        reasons=tuple(_reasons(rec, spec, bounded, short_sums)),
     )
 
 
-def _reasons(rec: Recurrence, spec: RecurrenceSpec, bounded: bool, tame: bool) -> tuple[str, ...]:
+def _reasons(rec: Recurrence, spec: RecurrenceSpec, bounded: bool, short_sums: bool) -> list[str]:
     lines = [
-        "float32: operands of products keep their 24 bits; in any type sums, gates and states are float32",
+        "float32: operands of products keep 24 bits; in short types too sums, gates and states are float32"
     ]
     if rec.r:
         keys = "keys" if rec.axis == "K" else "values"
         lines.append(
-            f"float32, fewer than {FEW} channels of {rec.axis}: a chunk has no more erases than channels, since "
-            "what it erases is a difference of numbers of the size of the state before it"
+            f"float32, fewer than {FEW} channels of {rec.axis}: a chunk has no more erases than channels, "
+            "since what is left of a state is a difference of numbers of the size that it had before"
         )
         lines.append(
             "short types form T = (I − Σ G^B)⁻¹ in "
-            + ("tf32: |T| ≤ |Σ| follows from the declaration" if bounded else "three products of tf32 for one: ")
-            + ("" if bounded else "no bound of T follows from the declaration")
+            + (
+                "tf32: |T| ≤ |Σ| follows from the declaration"
+                if bounded
+                else "three products of tf32 for one: no bound of T follows from the declaration"
+            )
         )
         lines.append(
-            "substitution in the type of the tensors: strengths of at most 1 leave short sums"
-            if tame
-            else f"substitution in float64 on a CPU: where {keys} are alike and strengths pass 1, sums of as many "
-            "terms as a chunk has tokens cancel"
+            f"substitution keeps float32: |Σ| ≤ 1, so that sums are short where {keys} are alike"
+            if short_sums
+            else f"substitution in float64 on a CPU: where {keys} are alike, with strengths beyond 1, sums "
+            "of as many terms as a chunk has tokens may cancel"
         )
     if any(d.kind != "none" for d in rec.decays):
         lines.append(
-            "gradients of gates are added up from the pairs whose interval holds the token; the boundary term is "
-            "formed of both states"
+            "gradients of gates are added up from the pairs whose interval holds the token; boundary terms "
+            "are formed of both states at every chunk (at every 8th, and carried between, where that takes "
+            "more than 1 GiB)"
         )
-    return tuple(lines)
+    return lines

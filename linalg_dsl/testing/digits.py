@@ -1,8 +1,8 @@
-"""Where digits are lost: every entry of the catalogue at every nasty end, error beside error of the step loop.
+"""Where digits are lost: every entry of the catalogue at every nasty end, its error beside a yardstick's.
 
-``python -m linalg_dsl.testing.digits`` (``make digits``) prints a table, one row per entry with the result that
-comes nearest to its bound (``floor.bounds``), and every result beyond it. What it was before a plan chose how
-long chunks are is ``--chunk-size 64``. On a GPU: ``--device cuda --dtype bfloat16 --sizes 64``.
+``python -m linalg_dsl.testing.digits`` (``make digits``) prints a table, one row per entry with the result
+that comes nearest to its bound (``floor.bounds``), and every result beyond it. How it would be with chunks of
+one length, whatever the keys, is ``--chunk-size 64``; on a GPU ``--device cuda --dtype bfloat16 --sizes 64``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -45,7 +45,7 @@ LENGTH = 130
 
 @dataclass(frozen=True)
 class Digits:
-    """One result of one draw: relative L2 error, that of the yardstick (step loop or floor), what is allowed."""
+    """One result of one draw: relative L2 error, that of its yardstick (loop or floor), what is allowed."""
 
     entry: str
     case: str
@@ -66,6 +66,8 @@ class Digits:
         )
 
 
+Found = tuple[Digits, tuple[Digits, ...], int]
+"""The result of an entry that comes nearest to its bound, those beyond it, how many draws there were."""
 HEAD = "| entry | result | at | error | yardstick | of allowed |\n|---|---|---|---|---|---|"
 
 
@@ -123,8 +125,8 @@ def survey(
     sizes: Sequence[int] = SIZES,
     length: int = LENGTH,
     seed: int = 3,
-) -> tuple[Digits, tuple[Digits, ...], int]:
-    """(the result nearest to its bound, those beyond it, how many draws) of an entry of the catalogue."""
+) -> Found:
+    """An entry of the catalogue, compiled as by ``linalg_dsl.compile(backend=..., chunk_size=...)``."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     op = assemble(getattr(ops, name).spec, CompileOptions(backend, chunk_size))
@@ -159,16 +161,24 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     print(HEAD, file=out, flush=True)
     beyond: list[Digits] = []
     draws = 0
-    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        runs = map(one, names) if given.jobs == 1 else pool.map(one, names)
-        for worst, over, count in runs:
-            print(worst, file=out, flush=True)
-            beyond += over
-            draws += count
+    for worst, over, count in _runs(one, names, given.jobs):
+        print(worst, file=out, flush=True)
+        beyond += over
+        draws += count
     print(f"\n{draws} draws of {len(names)} entries; {len(beyond)} results beyond their bound", file=out)
     if beyond:
         print(f"\n{HEAD}", *beyond, sep="\n", file=out, flush=True)
     return int(bool(beyond))
+
+
+def _runs(one: Callable[[str], Found], names: Sequence[str], jobs: int) -> Iterator[Found]:
+    """The surveys as they are done."""
+    if jobs == 1:
+        yield from map(one, names)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(one, name) for name in names]):
+            yield done.result()
 
 
 if __name__ == "__main__":
