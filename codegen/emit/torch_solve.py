@@ -101,9 +101,9 @@ class SolvePrinter:
         if len(right) == 1:
             return [out.let(names[0], out.helper(function, system, right[0], *self.wide, axes=axes))]
         out.used |= {function, "by_token"}
-        if sum(len(x.code) for x in right) > _ROW_LIMIT:
-            right = [out.let("right", x) for x in right]
         made = [out.names.unique(n) for n in names]
+        if sum(len(x) for x in (*made, *(x.code for x in right))) > _ROW_LIMIT:
+            right = [out.let("right", x) for x in right]
         rows = ", ".join(x.code for x in right)
         operands = ", ".join((function, system.code, f"[{rows}]", *self.wide))
         out.lines.append(f"{', '.join(made)} = by_token({operands})")
