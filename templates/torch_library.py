@@ -378,26 +378,26 @@ def pair_gate(A, x, y, w, read):
     return torch.cat([first, second], -2)
 
 
-def substitute(system, right, wide=False):
+def substitute(system, right):
     """U of U = right + system U by forward substitution; the system is strictly lower triangular.
 
-    ``wide``: on the CPU with sums in float64, where many large terms may cancel.
+    On a CPU its sums are in float64: where keys are alike, as many terms as there are tokens may cancel.
     """
-    kind = torch.float64 if wide and right.device.type == "cpu" else right.dtype
+    kind = torch.float64 if right.device.type == "cpu" else right.dtype
     found = torch.linalg.solve_triangular(-system.to(kind), right.to(kind), upper=False, unitriangular=True)
     return found.to(right.dtype)
 
 
-def substitute_reversed(system, right, wide=False):
+def substitute_reversed(system, right):
     """X of X = right + system^T X, from the last token to the first."""
-    kind = torch.float64 if wide and right.device.type == "cpu" else right.dtype
+    kind = torch.float64 if right.device.type == "cpu" else right.dtype
     found = torch.linalg.solve_triangular(-system.mT.to(kind), right.to(kind), upper=True, unitriangular=True)
     return found.to(right.dtype)
 
 
-def inverse(system, wide=False):
+def inverse(system):
     """(I - system)^-1 of a strictly lower triangular system."""
-    return substitute(system, torch.eye(system.shape[-1], dtype=system.dtype, device=system.device), wide)
+    return substitute(system, torch.eye(system.shape[-1], dtype=system.dtype, device=system.device))
 
 
 def blocks(x, count):
@@ -405,10 +405,10 @@ def blocks(x, count):
     return [row.unbind(-1) for row in x.unflatten(-1, (-1, count)).unflatten(-3, (-1, count)).unbind(-3)]
 
 
-def by_token(solve, system, right, wide=False):
+def by_token(solve, system, right):
     """Solves for several rows of every token at once; the system is interleaved."""
     rows = torch.stack(right, -2)
-    return solve(system, rows.flatten(-3, -2), wide).unflatten(-2, rows.shape[-3:-1]).unbind(-2)
+    return solve(system, rows.flatten(-3, -2)).unflatten(-2, rows.shape[-3:-1]).unbind(-2)
 
 
 def interleave(scores, sigma):

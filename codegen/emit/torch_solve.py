@@ -29,18 +29,16 @@ class Statements(Protocol):
 
 
 Blocks = Sequence[Sequence[Text]]
+Systems = Mapping[tuple[str, ...], Text]
+"""G Sigma by the texts of G and Sigma."""
 
 
 class SolvePrinter:
-    """What a solve and its adjoint share is written once: the system G Sigma, its inverse.
+    """What a solve and its adjoint share is written once: the system G Sigma, its inverse."""
 
-    ``wide``: they are found with sums in float64 where that is at hand.
-    """
-
-    def __init__(self, out: Statements, wide: bool = False) -> None:
+    def __init__(self, out: Statements) -> None:
         self.out = out
-        self.wide = ("wide=True",) if wide else ()
-        self._systems: dict[tuple[str, ...], Text] = {}
+        self.systems: dict[tuple[str, ...], Text] = {}
         self._inverses: dict[tuple[str, ...], list[list[Text]]] = {}
 
     def run(self, node: Node, args: Sequence[Text], labels: Mapping[int, str]) -> list[Text]:
@@ -99,14 +97,16 @@ class SolvePrinter:
             return [out.let(n, x) for n, x in zip(names, right, strict=True)]
         function = "substitute_reversed" if reverse else "substitute"
         if len(right) == 1:
-            return [out.let(names[0], out.helper(function, system, right[0], *self.wide, axes=axes))]
+            return [out.let(names[0], out.helper(function, system, right[0], axes=axes))]
         out.used |= {function, "by_token"}
+        while sum(len(x.code) for x in right) > _ROW_LIMIT:
+            longest = max(range(len(right)), key=lambda i: len(right[i].code))
+            if right[longest].code.isidentifier():
+                break
+            right[longest] = out.let("right", right[longest])
         made = [out.names.unique(n) for n in names]
-        if sum(len(x) for x in (*made, *(x.code for x in right))) > _ROW_LIMIT:
-            right = [out.let("right", x) for x in right]
         rows = ", ".join(x.code for x in right)
-        operands = ", ".join((function, system.code, f"[{rows}]", *self.wide))
-        out.lines.append(f"{', '.join(made)} = by_token({operands})")
+        out.lines.append(f"{', '.join(made)} = by_token({function}, {system.code}, [{rows}])")
         return [Text(n, ATOM, axes) for n in made]
 
     def _by_inverse(
@@ -128,27 +128,26 @@ class SolvePrinter:
         if key not in self._inverses:
             out, system, r = self.out, self._system(G, S), range(len(G))
             if len(r) == 1:
-                one = out.let("ut", out.helper("inverse", system, *self.wide, axes=PAIRS))
+                one = out.let("ut", out.helper("inverse", system, axes=PAIRS))
                 self._inverses[key] = [[one]]
             else:
                 out.used |= {"inverse", "blocks"}
                 made = [[out.names.unique(f"ut_{i + 1}{k + 1}") for k in r] for i in r]
                 names = ", ".join(f"({', '.join(row)})" for row in made)
-                whole = ", ".join((system.code, *self.wide))
-                out.lines.append(f"{names} = blocks(inverse({whole}), {len(r)})")
+                out.lines.append(f"{names} = blocks(inverse({system.code}), {len(r)})")
                 self._inverses[key] = [[Text(n, ATOM, PAIRS) for n in row] for row in made]
         return self._inverses[key]
 
     def _system(self, G: Blocks, S: Blocks) -> Text:
         """G Sigma: one matrix [C r, C r] in the order of tokens."""
         key = _key(G, S)
-        if key not in self._systems:
+        if key not in self.systems:
             if len(G) == 1:
                 found = total(mul(g, _of_columns(row[0])) for g, row in zip(G[0], S, strict=True))
-                self._systems[key] = self.out.let("system", found)
+                self.systems[key] = self.out.let("system", found)
             else:
-                self._systems[key] = self._interleaved(G, S)
-        return self._systems[key]
+                self.systems[key] = self._interleaved(G, S)
+        return self.systems[key]
 
     def _interleaved(self, G: Blocks, S: Blocks) -> Text:
         some = next((g.code for row in G for g in row if not g.scalar), None)

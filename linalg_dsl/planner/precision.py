@@ -7,12 +7,12 @@ what was there; the step loop loses none. k erases of full strength along keys t
 With ``FEW`` channels or more no chunk is so long that it matters (docs/precision.md has the measurements);
 below, chunks have no more erases than channels.
 
-T = (I - G Sigma)^-1 is as large as the recurrence. Where keys are alike its entries need not fall off from
-the diagonal: with strengths near 2 they are all near 2, and the rows of U are sums of C terms of alternating
-signs, whose roundings add up with C. So sums are formed in float64 unless every transition is proved a
-contraction with |Sigma| <= 1: then what one token writes is erased by the next along the same key. Short
-types may form T in tf32 where it is bounded (by |Sigma|, of a proved contraction), else in three products of
-tf32.
+T = (I - G Sigma)^-1 is as large as the recurrence. Short types may form it in tf32 where it is bounded (by
+|Sigma|, where every transition is proved a contraction), else in three products of tf32. Also where it is
+bounded its entries need not fall off from the diagonal: with keys alike and strengths near 2 they are all
+near 2, and the rows of U are sums of C terms of alternating signs, whose roundings add up with C. So chunks of
+kernels with erases are short (``codegen.schedule.table``), and substitution on a CPU, where float64 costs
+nothing beside the products, has its sums in float64.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence
-from linalg_dsl.planner.stability import solve_is_bounded, sums_of_solve_are_short
+from linalg_dsl.planner.stability import solve_is_bounded
 
 FEW = 16
 """From so many channels along the erased axis on no chunk erases all of a state."""
@@ -33,13 +32,12 @@ class Precision:
     """The choices for one plan, and their ``reasons``, a line each.
 
     ``transform``: how the products that form T round their operands in calls of a short type on a GPU.
-    ``solve``: in which type the PyTorch module substitutes on a CPU. ``axis``: the axis of the state that is
-    erased along; ``shortest``: for 1, 2, ... channels of it the most tokens of a chunk of float32 (beyond the
-    last entry there is no limit; empty without erases). A chunk size that was asked for is not changed.
+    ``axis``: the axis of the state that is erased along; ``shortest``: for 1, 2, ... channels of it the most
+    tokens of a chunk of float32 (beyond the last entry there is no limit; empty without erases). A chunk size
+    that was asked for is not changed.
     """
 
     transform: Literal["tf32", "tf32x3"]
-    solve: Literal["own", "float64"]
     axis: Literal["K", "V"]
     shortest: tuple[int, ...]
     reasons: tuple[str, ...]
@@ -48,17 +46,16 @@ class Precision:
 def precision(canonical: CanonicalRecurrence) -> Precision:
     """The choices for a recurrence in form (1)."""
     rec, spec = canonical.recurrences[0], canonical.spec
-    bounded, short_sums = solve_is_bounded(rec, spec), sums_of_solve_are_short(rec, spec)
+    bounded = solve_is_bounded(rec, spec)
     return Precision(
         transform="tf32" if bounded else "tf32x3",
-        solve="own" if short_sums else "float64",
         axis="V" if rec.axis == "V" else "K",
         shortest=tuple(max(1, d // rec.r) for d in range(1, FEW)) if rec.r else (),
-        reasons=tuple(_reasons(rec, spec, bounded, short_sums)),
+        reasons=tuple(_reasons(rec, bounded)),
     )
 
 
-def _reasons(rec: Recurrence, spec: RecurrenceSpec, bounded: bool, short_sums: bool) -> list[str]:
+def _reasons(rec: Recurrence, bounded: bool) -> list[str]:
     lines = [
         "float32: operands of products keep 24 bits; in short types too sums, gates and states are float32"
     ]
@@ -77,10 +74,8 @@ def _reasons(rec: Recurrence, spec: RecurrenceSpec, bounded: bool, short_sums: b
             )
         )
         lines.append(
-            f"substitution keeps float32: |Σ| ≤ 1, so that sums are short where {keys} are alike"
-            if short_sums
-            else f"substitution in float64 on a CPU: where {keys} are alike, with strengths beyond 1, sums "
-            "of as many terms as a chunk has tokens may cancel"
+            f"substitution on a CPU has its sums in float64: where {keys} are alike, as many terms as a chunk "
+            "has tokens may cancel"
         )
     if any(d.kind != "none" for d in rec.decays):
         lines.append(

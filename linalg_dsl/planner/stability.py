@@ -146,14 +146,6 @@ def solve_is_bounded(rec: Recurrence, spec: RecurrenceSpec) -> bool:
     return r.low >= lowest and r.high <= 0
 
 
-def sums_of_solve_are_short(rec: Recurrence, spec: RecurrenceSpec) -> bool:
-    """Whether T is sure to fall off from its diagonal where keys are alike: bounded, and |Σ| <= 1.
-
-    T[t,s] is -β (1 - β)^(t-s-1) for keys that are all one and strengths β; without erases there is no T.
-    """
-    return rec.r == 0 or (solve_is_bounded(rec, spec) and _within_one(rec.sigma[0][0], spec))
-
-
 def _within_one(expr: Expr, spec: RecurrenceSpec) -> bool:
     r = _range(expr, spec)
     return r.low >= -1 and r.high <= 1

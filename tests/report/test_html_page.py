@@ -82,7 +82,7 @@ def test_statements_lead_to_their_equation_and_equations_to_their_line(tmp_path:
         statement = text_of(line)
         if to is not None:
             found[re.sub(r"^\d+", "", statement).strip()] = by_id[to.attrib["href"][1:]]
-    solved = found["u_1 = substitute(system, x_2, wide=True)"]
+    solved = found["u_1 = substitute(system, x_2)"]
     assert text_of(next(e for e in solved if e.attrib.get("class") == "eq")).startswith("U=")
     assert next(e.attrib["href"] for e in solved.iter() if e.tag == "a") == "#s1-l1"
     read = found["o = scale * (q * since_start[..., None] @ S + g_q11 @ z_1)"]
