@@ -66,8 +66,8 @@ class TorchText:
 
     ``inputs``: their names in the functions; ``gradients``: which have one; ``numbers``: fixed consts;
     ``used``: the functions of the library that the statements call; ``shared``: the function that forward and
-    backward call, if there is one; ``shortest``: of ``planner.precision``, empty where the caller says how long
-    chunks are.
+    backward call, if there is one; ``shortest``: of ``planner.precision``, empty where the caller says how
+    long chunks are.
     """
 
     spec: RecurrenceSpec

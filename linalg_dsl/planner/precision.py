@@ -10,8 +10,8 @@ below, chunks have no more erases than channels.
 T = (I - G Sigma)^-1 is as large as the recurrence. Short types may form it in tf32 where it is bounded (by
 |Sigma|, where every transition is proved a contraction), else in three products of tf32. Also where it is
 bounded its entries need not fall off from the diagonal: with keys alike and strengths near 2 they are all
-near 2, and the rows of U are sums of C terms of alternating signs, whose roundings add up with C. So chunks of
-kernels with erases are short (``codegen.schedule.table``), and substitution on a CPU, where float64 costs
+near 2, and the rows of U are sums of C terms of alternating signs, whose roundings add up with C. So chunks
+of kernels with erases are short (``codegen.schedule.table``), and substitution on a CPU, where float64 costs
 nothing beside the products, has its sums in float64.
 """
 
@@ -74,8 +74,8 @@ def _reasons(rec: Recurrence, bounded: bool) -> list[str]:
             )
         )
         lines.append(
-            f"substitution on a CPU has its sums in float64: where {keys} are alike, as many terms as a chunk "
-            "has tokens may cancel"
+            f"substitution on a CPU has its sums in float64: where {keys} are alike, as many terms as a "
+            "chunk has tokens may cancel"
         )
     if any(d.kind != "none" for d in rec.decays):
         lines.append(
