@@ -99,6 +99,7 @@ class StagePlan:
                 kernels, B=B, T=T, H=H, K=key, V=value, dtype=dtype, target=target,
                 chunk_size=self.chunk_size, invariant=self.invariant, schedule=self.schedule,
                 super_chunk=self.super_chunk, launch=self.launch,
+                tokens=self._most_tokens(key, value, dtype),
             )  # fmt: skip
         return explain(
             self.canonical,
@@ -112,6 +113,13 @@ class StagePlan:
             chunk_size=chunk,
             schedule=schedule,
         )
+
+    def _most_tokens(self, key: int, value: int, dtype: str) -> int | None:
+        """The most tokens of a chunk that precision allows; None for any number."""
+        channels = {"K": key, "V": value}[self.precision.axis]
+        if self.chunk_size is not None or dtype != "float32" or channels > len(self.precision.shortest):
+            return None
+        return self.precision.shortest[channels - 1]
 
     def work(self, K: int, V: int, element_bytes: int = 2, chunk: int | None = None) -> Work:
         """FLOPs and bytes per token and head; by default in the chunks that run."""

@@ -70,7 +70,10 @@ def test_a_plan_says_what_it_does_for_precision_and_why() -> None:
     assert plan.precision.axis == "K"
     assert plan.precision.shortest == (1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7)
     assert plan.precision.transform == "tf32x3"
-    assert "2 erases" not in str(plan.precision.reasons)
+    lines = plan.explain(B=1, T=64, H=1, K=4, V=8, dtype="float32").schedule
+    assert any("2 of them filled: no more erases than channels" in line for line in lines)
+    assert any("prep, 32 programs" in line for line in lines)
+    assert not any("of them filled" in line for line in plan.explain(B=1, T=64, H=1, K=64, V=8).schedule)
     text = str(plan.explain())
     assert "\nprecision\n" in text
     assert "a chunk has no more erases than channels" in " ".join(text.split())
