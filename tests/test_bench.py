@@ -323,7 +323,8 @@ def measured(operator: str, passes: str, ms: float, **more: object) -> dict[str,
     row: dict[str, object] = {
         "operator": operator, "passes": passes, "B": 8, "T": 2048, "H": 16, "K": 128, "V": 128,
         "shape": "train", "backend": "triton", "ms": 2 * ms, "graph": ms, "predicted": 0.5 * ms,
-        "flop_share": 0.1, "byte_share": 0.4, "launches": 2, "peak": 3_000_000, "verdict": "o 1e-3", "right": True,
+        "flop_share": 0.1, "byte_share": 0.4, "launches": 2, "peak": 3_000_000,
+        "verdict": "o 1e-3", "right": True,
     }  # fmt: skip
     return row | more
 
