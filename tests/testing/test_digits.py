@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 import linalg_dsl
 from linalg_dsl import ops
 from linalg_dsl.planner.rounding_floor import operand_error, rounding_floor
-from linalg_dsl.templates.torch_library import substitute, substitute_reversed
+from linalg_dsl.templates import torch_library
 from linalg_dsl.testing import Extremes, Shape, Subject, make_case
 from linalg_dsl.testing.digits import Digits, ends, main, measured
 from linalg_dsl.testing.floor import chunk_floor
@@ -51,7 +52,8 @@ def test_sums_of_a_solve_with_keys_alike_keep_their_digits() -> None:
     key = torch.nn.functional.normalize(key, dim=-1)
     system = (-1.99 * key @ key.T).tril(-1)
     right = torch.randn(64, 8, generator=generator)
-    for solve, exactly in ((substitute, system), (substitute_reversed, system.T)):
+    for function, exactly in (("substitute", system), ("substitute_reversed", system.T)):
+        solve: Callable[..., torch.Tensor] = getattr(torch_library, function)
         upper = exactly is not system
         want = torch.linalg.solve_triangular(
             -exactly.double(), right.double(), upper=upper, unitriangular=True
