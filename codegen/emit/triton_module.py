@@ -261,7 +261,7 @@ class _Emitter:
                 summed=_SIZES[summed_axis(plan)],
                 state_dims=", ".join(state_dims),
                 state_shape=", ".join(_SIZES[d] for d in state_dims),
-                solve_precision='"tf32"' if solve_is_bounded(self.rec, spec) else '"tf32x3"',
+                solve_precision='"fp16"' if solve_is_bounded(self.rec, spec) else '"tf32x3"',
                 chunk_size=self.chunk_size or 0,
                 decay=repr(decay),
                 rank=rank,
@@ -298,7 +298,10 @@ class _Emitter:
         by_blocks = {b.node for b in self.plan.buffers if b.shares}
         for n, name in self.buffers.items():
             count = f"P_{name}" if n in by_blocks else None
-            out[n] = Memory(name, saved_only=n in only_saved, float32=n in wide, shares=count)
+            by_chunks = self.plan.plan.nodes[n].axes == ("t",)
+            out[n] = Memory(
+                name, saved_only=n in only_saved, float32=n in wide, shares=count, by_chunks=by_chunks
+            )
         for result, n in self.plan.results:
             if n in out:
                 continue
@@ -409,7 +412,7 @@ class _Emitter:
         for b in self.plan.buffers:
             name = self.buffers[b.node]
             if b.shares and f"P_{name}" in text.constants:
-                more += f", P_{name}={name}.shape[-1]"
+                more += f", P_{name}={name}.shape[2]"
         return f"{tensors}{states}, {scalars}{rest}{more}"
 
 

@@ -239,18 +239,16 @@ class Statements:
         wide = len(node.axes) == 2
         match node.op:
             case "pairs_decay":
-                return self._call("pairs_decay", *args, "C", *_read_flags(node)), True
+                return self._call("pairs_decay", *args, "C", "DOT", *_read_flags(node)), True
             case "span_sum":
-                return self._call(
-                    "span_sum", *args, "C", f"EXCLUSIVE={node.attr('read') == 'exclusive'}"
-                ), False
+                exclusive = f"EXCLUSIVE={node.attr('read') == 'exclusive'}"
+                return self._call("span_sum", *args, "C", "DOT", "SUMS", exclusive), False
             case "from_start":
-                return (
-                    f"tl.exp({self._sums(args[0], wide, after=False, strict=bool(node.attr('exclusive')))})",
-                    False,
-                )
+                bounded, strict = self._bounded(args[0], wide), bool(node.attr("exclusive"))
+                return f"tl.exp({self._sums(bounded, wide, after=False, strict=strict)})", False
             case "to_end":
-                return f"tl.exp({self._sums(args[0], wide, after=True, strict=True)})", False
+                bounded = self._bounded(args[0], wide)
+                return f"tl.exp({self._sums(bounded, wide, after=True, strict=True)})", False
             case "total":
                 of = self.nodes[node.args[0]].axes
                 return f"tl.exp(tl.sum({args[0]}, {self.tile(of).index('t')}))", False
@@ -272,11 +270,15 @@ class Statements:
             case _:
                 raise InternalError(f"{node.op} has no statement: the plan is not lowered")
 
+    def _bounded(self, arg: str, wide: bool) -> str:
+        """Log decays as their sums take them."""
+        return arg if wide else self._call("bounded", arg, "DOT")
+
     def _sums(self, arg: str, wide: bool, *, after: bool, strict: bool) -> str:
         flags = (f"AFTER={after}", f"STRICT={strict}")
         if wide:
             return self._call("column_sums", arg, "C", *flags, "SUMS=SUMS")
-        return self._call("row_sums", arg, "C", *flags)
+        return self._call("running_sums", arg, "C", "DOT", *flags)
 
     def _narrow(self, node: Node) -> str:
         """A product with one number per token: it needs no tensor core, and no rounding."""
@@ -392,11 +394,15 @@ class Statements:
 
     # -- ops with several results ---------------------------------------------------------------------
     def _ut_transform(self, n: int, node: Node) -> None:
-        """(I - G Sigma)^-1 by masked doubling: X <- X + X (N o mask) X, one level of blocks at a time."""
+        """(I - G Sigma)^-1 by masked doubling: X <- X + X (N o mask) X, one level of blocks at a time.
+
+        The first level, of single tokens, needs no product; N is zero on its diagonal and above.
+        """
         m, r = _int(node, "m"), _int(node, "r")
         scores = [node.args[i * m : (i + 1) * m] for i in range(r)]
         sigma = [node.args[r * m + j * r : r * m + (j + 1) * r] for j in range(m)]
-        self.library.add("meeting_blocks")
+        self.library.add("solve_dot")
+        self.lines.append("o_apart = o_t[:, None] ^ o_t[None, :]")
         system: dict[tuple[int, int], str] = {}
         inverse: dict[tuple[int, int], str] = {}
         for i in range(r):
@@ -404,15 +410,19 @@ class Statements:
                 terms = [
                     t for j in range(m) if (t := self._scaled_columns(scores[i][j], sigma[j][k])) is not None
                 ]
+                first = "0.0"
                 if terms:
                     system[i, k] = self.names.unique(f"b_n_{i + 1}{k + 1}")
                     self.lines.append(f"{system[i, k]} = {' + '.join(terms)}")
+                    first = f"tl.where(o_apart == 1, {system[i, k]}, 0.0)"
                 inverse[i, k] = self.names.unique(f"b_ut_{i + 1}{k + 1}")
-                unit = "tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0)"
-                self.lines.append(
-                    f"{inverse[i, k]} = {unit if i == k else 'tl.zeros((C, C), dtype=tl.float32)'}"
-                )
-        self.lines += ["for level in range(LEVELS):", "    m_level = meeting_blocks(level, C)"]
+                if i == k:
+                    first = f"tl.where(o_apart == 0, 1.0, {first})"
+                elif not terms:
+                    first = "tl.zeros((C, C), dtype=tl.float32)"
+                self.lines.append(f"{inverse[i, k]} = {first}")
+        # neighbouring blocks of 2^level tokens meet where the numbers of two tokens differ in that bit first
+        self.lines += ["for level in range(1, LEVELS):", "    m_level = (o_apart >> level) == 1"]
         step: dict[tuple[int, int], list[str]] = {}
         for i, k in system:
             masked = self.names.unique(f"b_level_{i + 1}{k + 1}")
@@ -456,7 +466,7 @@ def _number(node: Node) -> str:
 
 
 def _solve_dot(a: str, b: str) -> str:
-    return f"tl.dot({a}, {b}, input_precision=SOLVE)"
+    return f"solve_dot({a}, {b}, SOLVE)"
 
 
 def _read_flags(node: Node) -> tuple[str, str]:
