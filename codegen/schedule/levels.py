@@ -53,7 +53,7 @@ def walk_time(
     moved = chunk * block
     for axes in loads:
         elements = 1
-        for axis in axes:
+        for axis in axes.lower():
             elements *= sizes[axis]
         moved += elements
     share = bandwidth / max(1, min(units, programs))

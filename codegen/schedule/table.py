@@ -1,7 +1,8 @@
 """Block sizes, warps and stages: a small table per class and shape, limited by shared memory.
 
 The functions below are copied into every generated module (it stands alone), so they use builtins
-only. ``loads`` describes the tiles that a walk reads in its loop, as axes such as "tK" or "ts".
+only. ``loads`` describes the tiles that a walk reads in its loop, as axes such as "to" or "ts", and in
+capitals states that it writes there.
 """
 
 from __future__ import annotations
@@ -65,18 +66,22 @@ def choose_walk(
         block //= 2
     while True:
         sizes = {"t": chunk, "s": chunk, "o": own, "b": block}
-        stage = 0
+        stage, late, fixed = 0, 0, chunk * chunk  # the last with the unit matrix
         for axes in loads:
             elements = 1
-            for axis in axes:
+            for axis in axes.lower():
                 elements *= sizes[axis]
-            stage += elements * operand_bytes
-        fixed = (states * own * block + 2 * chunk * own) * operand_bytes  # operands made in the loop
-        room = shared // 2 if lanes * (split // block) > units else shared
+            if axes.isupper():
+                fixed += elements // 2
+            elif "t" in axes:
+                stage += elements
+            else:
+                late += elements  # no product takes these: one buffer less
+        room = (shared // 2 if lanes * (split // block) > units else shared) // operand_bytes
         stages = 3
-        while stages > 1 and max(1, stages - 1) * stage + fixed > room:
+        while stages > 1 and stages * stage + (stages - 1) * late + fixed > room:
             stages -= 1
-        if stage + fixed <= shared or block == 16:
+        if stage + fixed <= shared // operand_bytes or block == 16:
             # of one state 128 x 64 fit four warps; of two there are twice as many operands beside them
             most = 128 * 64 if states == 1 else 128 * 48
             return block, 8 if states * own * block > most else 4, stages
