@@ -363,7 +363,7 @@ class KernelPrinter:
                         self._store(n)
                 small(later)
                 later = []
-                for n in loop.behind:
+                for n in self._solved_last(loop.behind):
                     out.compute(n)
                     if n in stores:
                         self._store(n)
@@ -373,6 +373,14 @@ class KernelPrinter:
             lines += out.lines
         out.lines = lines
         return lines
+
+    def _solved_last(self, wanted: Sequence[int]) -> list[int]:
+        """The values, those that wait for a triangular system last: the others need not live through it."""
+        late: set[int] = set()
+        for n in wanted:
+            if self.nodes[n].op == "ut_transform" or late & set(self.nodes[n].args):
+                late.add(n)
+        return [*(n for n in wanted if n not in late), *(n for n in wanted if n in late)]
 
     def _for_loops(self, phase: Phase) -> tuple[list[int], list[int]]:
         """What of a phase its loops need, and the rest, which can wait: loops begin by waiting for memory."""

@@ -85,12 +85,12 @@ class _Cut:
     def _dear_scores(self, kernels: list[Kernel]) -> frozenset[int]:
         """Scores of the forward's preps: they cost far more than the [C, C] numbers that they are.
 
-        Of coupled states not what they are weighed by is made of: decays alone are formed again.
+        Decays alone are formed again, of coupled states also what scores are weighed by.
         """
         made = {n for k in kernels if k.family == "prep" for n in k.body if self.nodes[n].axes == ("t", "s")}
-        if len(self.facts.carry["forward"]) == 1:
-            return frozenset(made)
         scores = {n for n in made if self._of_products(n)}
+        if len(self.facts.carry["forward"]) == 1:
+            return frozenset(scores)
         weights = {a for n in scores for a in self.nodes[n].args}
         return frozenset(scores | made & weights)
 
