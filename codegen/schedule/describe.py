@@ -342,7 +342,7 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
     if boundary is None:
         return ()
     if _exact(kernel, shape):
-        kept = 4 * shape.chunks * shape.H * shape.K * shape.V
+        kept = shape.operand_bytes * shape.chunks * shape.H * shape.K * shape.V
         why = (
             "coupled states have more such terms than balances over a chunk"
             if isinstance(boundary, BoundaryProducts)
@@ -414,10 +414,10 @@ def boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
     """What the two walks of a boundary term hand over beside buffers: states, and numbers along its axis."""
     if kernel.boundary is None:
         return 0
-    state = shape.H * shape.K * shape.V
+    state = shape.H * shape.K * shape.V * shape.operand_bytes
     if _exact(kernel, shape):
-        return shape.chunks * state * 4 * kept_states(kernel.boundary)
-    return (shape.chunks // SEGMENT + shape.B) * state * 4 + 2 * shape.count((kernel.boundary.axis,)) * 4
+        return shape.chunks * state * kept_states(kernel.boundary)
+    return (shape.chunks // SEGMENT + shape.B) * state + 2 * shape.count((kernel.boundary.axis,)) * 4
 
 
 # -- text -----------------------------------------------------------------------------------------------
