@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.kernel_lines import UNIT, through_products, turned_axis, uses, without_unused
+from linalg_dsl.codegen.emit.kernel_text import KernelText, Memory, PrepText, StateText, WalkText
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
@@ -33,83 +33,6 @@ _RESERVED = (
     "meeting_blocks", "widened", "selected_sums", "running_sums", "bounded",
     "solve_dot", "o_apart",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """How a value lies in memory, as a kernel argument.
-
-    ``argument`` is its name among the launcher's tensors; ``ratio`` the constexpr by which the op's
-    head number is divided (None: one per head of the op); ``rows``, ``row`` for one row of [n, D];
-    ``shares`` the constexpr of how many sums, one per block of a walk, make up the value. ``by_chunks``: the
-    numbers of a chunk's tokens lie together, zero on padding, so that one load takes them.
-    """
-
-    argument: str
-    ratio: str | None = None
-    rows: int = 1
-    row: int = 0
-    saved_only: bool = False
-    float32: bool = False
-    shares: str | None = None
-    by_chunks: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class KernelText:
-    """The text, the launcher's tensors by kernel argument (in order), and what the launch needs."""
-
-    name: str
-    kernel: Kernel
-    text: str
-    tensors: tuple[str, ...]
-    scalars: tuple[str, ...]
-    constants: tuple[str, ...]
-    library: frozenset[str]
-    loads: tuple[str, ...]
-    values: Values
-
-
-@dataclass(frozen=True, slots=True)
-class StateText:
-    """A carried state in a walk: its name, and what tells its arguments from those of the first."""
-
-    name: str
-    suffix: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Walk:
-    """What templates/walk.py.jinja asks for."""
-
-    name: str
-    doc: str
-    pointers: tuple[str, ...]
-    scalars: tuple[str, ...]
-    bounds: tuple[str, ...]
-    constants: tuple[str, ...]
-    offsets: tuple[str, ...]
-    states: tuple[StateText, ...]
-    start: str
-    state_offset: str
-    state_mask: str
-    before_loop: tuple[str, ...]
-    chunk_index: str
-    body: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Prep:
-    """What templates/prep.py.jinja asks for."""
-
-    name: str
-    doc: str
-    pointers: tuple[str, ...]
-    scalars: tuple[str, ...]
-    bounds: tuple[str, ...]
-    constants: tuple[str, ...]
-    offsets: tuple[str, ...]
-    body: tuple[str, ...]
 
 
 class KernelPrinter:
@@ -163,7 +86,7 @@ class KernelPrinter:
             self.out.lines = body
             text = render(
                 "prep.py.jinja",
-                _Prep(self.name, self._doc(), tuple(self.pointers), tuple(self.scalars), self._bounds(),
+                PrepText(self.name, self._doc(), tuple(self.pointers), tuple(self.scalars), self._bounds(),
                       self._constants(), self._offsets(), tuple(body)),
             )  # fmt: skip
         return KernelText(
@@ -215,7 +138,7 @@ class KernelPrinter:
         shape = ", ".join(self._blocks()[a].length for a in self.out.tile(("K", "V")))
         return render(
             "walk.py.jinja",
-            _Walk(
+            WalkText(
                 name=self.name,
                 doc=self._doc(),
                 pointers=tuple(self.pointers),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from linalg_dsl.codegen.emit.kernel_text import KernelText, Memory
 from linalg_dsl.codegen.emit.names import Names, ascii_text
 from linalg_dsl.codegen.emit.render import functions_of, render, template_text
 from linalg_dsl.codegen.emit.signature import (
@@ -26,7 +27,7 @@ from linalg_dsl.codegen.emit.signature import (
 )
 from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
-from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
+from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter
 from linalg_dsl.codegen.emit.triton_levels import RESERVED, LevelsPrinter, LevelsText
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.alone import lone_transform

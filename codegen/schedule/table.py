@@ -91,8 +91,8 @@ def choose_walk(
 def keep_every_state(chunks: int, heads: int, key: int, value: int) -> bool:
     """Whether the backward keeps the state at every chunk start, for a gate gradient without subtraction.
 
-    2^28 numbers at the most, one GiB in float32; beyond, the boundary term is formed exactly at every 8th boundary and
-    carried between, which errs by a few roundings of the operands more.
+    2^28 numbers at the most, one GiB in float32; beyond, the boundary term is formed exactly at every 8th
+    boundary and carried between, which errs by a few roundings of the operands more.
     """
     return 4 * chunks * heads * key * value <= 1 << 30
 
