@@ -66,7 +66,7 @@ def widened(x, one, DOT: tl.constexpr, ROWS: tl.constexpr):
     Exact. A loop copies the tiles that products take to shared memory some rounds ahead; any other tile of
     short numbers goes to registers, and each round then waits for the loads of a later one.
     """
-    if x.dtype == tl.bfloat16 and DOT == tl.bfloat16:
+    if x.dtype == tl.bfloat16 and tl.bfloat16 == DOT:
         return tl.dot(one, x) if ROWS else tl.dot(x, one)
     else:
         return x.to(tl.float32)
@@ -85,7 +85,7 @@ def solve_dot(a, b, SOLVE: tl.constexpr):
 def selected_sums(x, ones, DOT: tl.constexpr, SUMS: tl.constexpr):
     """x @ ones of two [C, C] matrices, the second of 0 and 1, with 16 bits of x at least; DOT is bfloat16 or
     float32 (then in SUMS precision)."""
-    if DOT == tl.bfloat16:
+    if tl.bfloat16 == DOT:
         high = x.to(DOT)
         return tl.dot((x - high.to(tl.float32)).to(DOT), ones.to(DOT), tl.dot(high, ones.to(DOT)))
     else:
@@ -94,8 +94,8 @@ def selected_sums(x, ones, DOT: tl.constexpr, SUMS: tl.constexpr):
 
 @triton.jit
 def running_sums(w, C: tl.constexpr, DOT: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
-    """row_sums; where operands are bfloat16, by a scan and a difference, whose rounding counts for nothing."""
-    if DOT == tl.bfloat16:
+    """row_sums; where operands are bfloat16, by a scan and a difference: their rounding is larger."""
+    if tl.bfloat16 == DOT:
         sums = tl.cumsum(w, 0)
         if AFTER:
             sums = tl.sum(w, 0) - sums
@@ -109,7 +109,7 @@ def running_sums(w, C: tl.constexpr, DOT: tl.constexpr, AFTER: tl.constexpr, STR
 @triton.jit
 def bounded(w, DOT: tl.constexpr):
     """Log decays for sums of which differences are taken: exp(-300) is zero, and so is -inf's."""
-    if DOT == tl.bfloat16:
+    if tl.bfloat16 == DOT:
         return tl.maximum(w, -300.0)
     else:
         return w
@@ -124,7 +124,7 @@ def pairs_decay(w, C: tl.constexpr, DOT: tl.constexpr, INCLUSIVE: tl.constexpr, 
     """
     t = tl.arange(0, C)
     inside = t[:, None] >= t[None, :] if INCLUSIVE else t[:, None] > t[None, :]
-    if DOT == tl.bfloat16:
+    if tl.bfloat16 == DOT:
         w = bounded(w, DOT)
         sums = tl.cumsum(w, 0)
         rows = sums - w if EXCLUSIVE else sums
