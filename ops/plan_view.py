@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linalg_dsl.algebra.expr import Dim, Number
+from linalg_dsl.codegen.launch_sizes import Launches
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.ops.artefacts import Artefacts
 from linalg_dsl.planner.form import CanonicalRecurrence
@@ -19,6 +20,8 @@ from linalg_dsl.planner.step_form import StepForm
 if TYPE_CHECKING:
     from linalg_dsl.codegen.emit.trace import Trace
     from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
+    from linalg_dsl.codegen.schedule.predict import Prediction
+    from linalg_dsl.codegen.targets import Target
     from linalg_dsl.planner.step_verdict import StepExplanation
     from linalg_dsl.planner.verdict import Explanation
     from linalg_dsl.planner.work import Work
@@ -36,6 +39,7 @@ class StagePlan:
     schedule: str = "walk"
     super_chunk: int | None = None
     invariant: bool = False
+    launch: Launches = ()
 
     @property
     def canonical(self) -> CanonicalRecurrence:
@@ -88,7 +92,7 @@ class StagePlan:
             schedule = schedule_lines(
                 kernels, B=B, T=T, H=H, K=key, V=value, dtype=dtype, target=target,
                 chunk_size=self.chunk_size, invariant=self.invariant, schedule=self.schedule,
-                super_chunk=self.super_chunk,
+                super_chunk=self.super_chunk, launch=self.launch,
             )  # fmt: skip
         return explain(
             self.canonical,
@@ -114,6 +118,29 @@ class StagePlan:
         elif chunk is None:
             chunk = chosen_chunk(self.kernels, K=K, V=V, dtype="bfloat16")
         return work_of(form, self.forward, self.backward, chunk, K, V, element_bytes)
+
+    def predictions(
+        self, B: int, T: int, H: int, K: int, V: int, dtype: str, target: Target
+    ) -> tuple[tuple[str, str, Prediction], ...]:
+        """(forward or backward, kernel, prediction) of every launch; none where there is no chunk form."""
+        from linalg_dsl.codegen.schedule.describe import Call, schedule_call
+
+        if isinstance(self.artefacts.form, StepForm):
+            return ()
+        call = Call(
+            B,
+            T,
+            H,
+            K,
+            V,
+            dtype,
+            self.chunk_size,
+            self.invariant,
+            self.schedule,
+            self.super_chunk,
+            self.launch,
+        )
+        return schedule_call(self.kernels, call, target).predictions
 
     def part(self, call: Call) -> Part:
         """What an HTML page shows of this stage."""
@@ -194,6 +221,20 @@ class Plan:
             for plan in self.stages
         ]
         return sum(f for f, _ in counts), sum(b for _, b in counts)
+
+    def launch_names(self) -> Iterator[tuple[str, str, str]]:
+        """(stage, kernel, family) of every kernel that a call can launch."""
+        from linalg_dsl.codegen.schedule.step_split import STEP_KERNELS
+        from linalg_dsl.codegen.schedule.two_level import kernel_names, two_level, why_one_level
+
+        for plan in self.stages:
+            stage = plan.artefacts.spec.name
+            if isinstance(plan.artefacts.form, StepForm):
+                yield from ((stage, name, "step") for name in STEP_KERNELS)
+                continue
+            kernels = plan.kernels
+            two = None if plan.schedule == "walk" or why_one_level(kernels.plan) else two_level(kernels)
+            yield from ((stage, *pair) for pair in kernel_names(kernels, two))
 
     def sized_stages(self, K: int, V: int) -> Iterator[tuple[StagePlan, int, int]]:
         """The stages, each with its own K and V where those of the whole are given."""
