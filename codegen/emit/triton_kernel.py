@@ -286,7 +286,7 @@ class KernelPrinter:
                         self._store(n)
                 small(later)
                 later = []
-                for n in self._solved_last(loop.behind):
+                for n in loop.behind:
                     out.compute(n)
                     if n in stores:
                         self._store(n)
@@ -308,7 +308,7 @@ class KernelPrinter:
     def _for_loops(self, phase: Phase) -> tuple[list[int], list[int]]:
         """What of a phase its loops need, and the rest, which can wait: loops begin by waiting for memory."""
         if not phase.loops:
-            return list(phase.before), []
+            return self._solved_last(phase.before), []
         wanted: set[int] = set()
         todo = [n for loop in phase.loops for n in loop.inside]
         while todo:

@@ -382,7 +382,8 @@ class _Emitter:
         kernel = text.kernel
         if kernel.family == "prep":
             blocks = lone_transform(self.plan.plan.nodes, kernel) if self._short() else 1
-            more = f", blocks={blocks}" if blocks > 1 else ""
+            more = f", tiles={len(wide)}" if (wide := [t for t in text.loads if t != "ts"]) else ""
+            more += f", blocks={blocks}" if blocks > 1 else ""
             return f"call.prep({text.name}, {kernel not in self.plan.forward}, {self._operands(text)}{more})"
         return self._launch_walk(text, *self._ends(kernel), "")
 

@@ -222,9 +222,12 @@ def kernel_schedule(
     written = sum(tensor_bytes(plan, n, shape) for n in kernel.stores) + (kept if keeps else 0)
     read = sum(reads.values()) + (0 if keeps else kept)
     if kernel.family == "prep":
-        last = bool(plan.backward) and kernel is plan.backward[-1]
         decay, _ = plan_class(plan.plan)
-        warps, block = choose_prep(shape.chunk, decay, last, is_crowded(plan.plan), state_count(plan.plan))
+        wide = sum(axes != "ts" for axes in tile_kinds(plan.plan.nodes, kernel))
+        warps, block = choose_prep(
+            shape.chunk, decay, kernel in plan.backward, is_crowded(plan.plan), state_count(plan.plan),
+            max(1, wide) if shape.operand_bytes == 2 else 0,
+        )  # fmt: skip
         warps *= lone_transform(plan.plan.nodes, kernel)
         block, warps = asked.block or block, asked.warps or warps
         reasons = (*_prep_reasons(plan, kernel, shape, warps, block), *_asked_reasons(asked))

@@ -65,27 +65,44 @@ def choose_walk(
     while block > 16 and lanes * (split // block) < 0.75 * units:
         block //= 2
     while True:
-        sizes = {"t": chunk, "s": chunk, "o": own, "b": block}
-        stage, late, fixed = 0, 0, chunk * chunk  # the last with the unit matrix
-        for axes in loads:
-            elements = 1
-            for axis in axes.lower():
-                elements *= sizes[axis]
-            if axes.isupper():
-                fixed += elements // 2
-            elif "t" in axes:
-                stage += elements
-            else:
-                late += elements  # no product takes these: one buffer less
-        room = (shared // 2 if lanes * (split // block) > units else shared) // operand_bytes
-        stages = 3
-        while stages > 1 and stages * stage + (stages - 1) * late + fixed > room:
-            stages -= 1
-        if stage + fixed <= shared // operand_bytes or block == 16:
-            # of one state 128 x 64 fit four warps; of two there are twice as many operands beside them
-            most = 128 * 64 if states == 1 else 128 * 48
-            return block, 8 if states * own * block > most else 4, stages
+        room = shared // 2 if lanes * (split // block) > units else shared
+        stages = walk_stages(loads, own, block, chunk, room // operand_bytes)
+        if stages or block == 16:
+            break
+        if walk_stages(loads, own, block, chunk, shared // operand_bytes):
+            stages = 1
+            break
         block //= 2
+    twice = 2 * block  # one program in the place of two, where that leaves shared memory for three stages
+    keeps = any(axes.isupper() for axes in loads)
+    narrow = states == 1 and own <= 128 and operand_bytes == 2
+    if narrow and not keeps and stages < 3 and block == 64 and twice <= split:
+        full = lanes * (split // twice) >= 0.75 * units
+        if full and walk_stages(loads, own, twice, chunk, shared // operand_bytes) == 3:
+            block, stages = twice, 3
+    # of one state 128 x 64 fit four warps; of two there are twice as many operands beside them
+    most = 128 * 64 if states == 1 else 128 * 48
+    return block, 8 if states * own * block > most else 4, max(1, stages)
+
+
+def walk_stages(loads: tuple[str, ...], own: int, block: int, chunk: int, room: int) -> int:
+    """How many stages of a walk's loads fit beside what else it holds, three at most; ``room`` in operands."""
+    sizes = {"t": chunk, "s": chunk, "o": own, "b": block}
+    stage, late, fixed = 0, 0, chunk * chunk  # the last with the unit matrix
+    for axes in loads:
+        elements = 1
+        for axis in axes.lower():
+            elements *= sizes[axis]
+        if axes.isupper():
+            fixed += elements // 2
+        elif "t" in axes:
+            stage += elements
+        else:
+            late += elements  # no product takes these: one buffer less
+    stages = 3
+    while stages and stages * stage + (stages - 1) * late + fixed > room:
+        stages -= 1
+    return stages
 
 
 def keep_every_state(chunks: int, heads: int, key: int, value: int) -> bool:
@@ -98,16 +115,20 @@ def keep_every_state(chunks: int, heads: int, key: int, value: int) -> bool:
 
 
 def choose_prep(
-    chunk: int, decay: str, gradients: bool, crowded: bool = False, states: int = 1
+    chunk: int, decay: str, gradients: bool, crowded: bool = False, states: int = 1, short: int = 0
 ) -> tuple[int, int]:
-    """(warps, block of K and V) of a prep; ``gradients``: the last kernel of the backward.
+    """(warps, block of K and V) of a prep; ``gradients``: of the backward.
 
-    One warp for every 16 tokens: a product of C rows gives no more of them work. With a decay per channel
-    many [C, block] tiles are alive at once: narrow blocks, or four warps where there are even more; both
-    where it is ``crowded``, by three or more erases or by decays along both axes. The gradients of coupled
-    ``states`` have many [C, C] ones beside them: four warps, narrow blocks.
+    One warp for every 16 tokens: a product of C rows gives no more of them work. For every 32 where the wide
+    tiles are ``short``, of two bytes a number (how many; 0 where they are not), and in the forward two at
+    most, then of all channels at once: many small programs wait for memory side by side. With a decay per
+    channel many [C, block] tiles are alive at once: narrow blocks, or four warps where there are even more;
+    both where it is ``crowded``, by three or more erases or by decays along both axes. The gradients of
+    coupled ``states`` have many [C, C] ones beside them: four warps, narrow blocks.
     """
     warps = max(1, chunk // 16)
+    if short and states == 1 and decay != "channel" and (gradients or short <= 2):
+        return max(1, chunk // 32), 64 if gradients else 128
     if states > 1 and gradients:
         return max(warps, 4), 32
     if decay == "channel":
