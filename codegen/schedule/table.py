@@ -86,7 +86,7 @@ def choose_walk(
 
 
 def walk_stages(loads: tuple[str, ...], own: int, block: int, chunk: int, room: int) -> int:
-    """How many stages of a walk's loads fit beside what else it holds, three at most; ``room`` in operands."""
+    """How many stages of a walk's loads fit beside what else it holds, three at most; ``room`` in numbers."""
     sizes = {"t": chunk, "s": chunk, "o": own, "b": block}
     stage, late, fixed = 0, 0, chunk * chunk  # the last with the unit matrix
     for axes in loads:
