@@ -302,7 +302,8 @@ def sizes_set(modules: Sequence[Any], assignment: Mapping[str, Sizes]) -> Iterat
     before = [dict(m.SIZES) for m in modules]
     try:
         for module in modules:
-            own = {n: s for n, s in assignment.items() if hasattr(module, n)}
+            # a block of 0: the kernel has none, and what the tables say of it is of no account
+            own = {n: (s[0] or None, *s[1:]) for n, s in assignment.items() if hasattr(module, n)}
             module.SIZES.update(own)
         yield
     finally:
@@ -319,7 +320,7 @@ def modules_of(op: CompiledOp) -> list[Any]:
 def owners_of(op: CompiledOp) -> dict[str, tuple[str, str]]:
     """(stage, kernel) of every kernel by its name in its module."""
     out = {}
-    for stage, kernel, _ in op.with_options(schedule="auto").plan.launch_names():
+    for stage, kernel, _ in op.plan.launch_names():
         for module, own in zip(modules_of(op), op.stage_ops, strict=True):
             if own.spec.name == stage:
                 found = [

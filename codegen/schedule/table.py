@@ -115,22 +115,41 @@ def keep_every_state(chunks: int, heads: int, key: int, value: int) -> bool:
 
 
 def choose_prep(
-    chunk: int, decay: str, gradients: bool, crowded: bool = False, states: int = 1, short: int = 0
+    chunk: int,
+    decay: str,
+    gradients: bool,
+    operand_bytes: int,
+    scores: int = 0,
+    crowded: bool = False,
+    states: int = 1,
+    blocks: int = 0,
+    tiles: int = 0,
 ) -> tuple[int, int]:
     """(warps, block of K and V) of a prep; ``gradients``: of the backward.
 
-    One warp for every 16 tokens: a product of C rows gives no more of them work. For every 32 where the wide
-    tiles are ``short``, of two bytes a number (how many; 0 where they are not), and in the forward two at
-    most, then of all channels at once: many small programs wait for memory side by side. With a decay per
-    channel many [C, block] tiles are alive at once: narrow blocks, or four warps where there are even more;
-    both where it is ``crowded``, by three or more erases or by decays along both axes. The gradients of
-    coupled ``states`` have many [C, C] ones beside them: four warps, narrow blocks.
+    One warp for every 16 tokens: a product of C rows gives no more of them work. For every 32 where operands
+    are short and no decay is per channel, then in a forward with two wide ``tiles`` at most of all channels
+    at once: many small programs wait for memory side by side. What forms a transform alone, of ``blocks`` of
+    C rows, has as many times more. Tiles with a decay per channel have channels first. In a forward one warp
+    takes as many as it has registers for, without a barrier; with more than two
+    ``scores`` summed up at once it is two warps. Gradients take 64 channels and four warps, whose products
+    are those of the tensor cores of sm_90; so do long chunks. With operands of 4 bytes blocks are narrow.
+    Coupled ``states``, three or more erases, and decays along both axes make many tiles live at once: they
+    are ``crowded``.
     """
     warps = max(1, chunk // 16)
-    if short and states == 1 and decay != "channel" and (gradients or short <= 2):
+    if blocks:
+        return warps * blocks, 64
+    if operand_bytes == 2 and states == 1 and decay != "channel" and (gradients or tiles <= 2):
         return max(1, chunk // 32), 64 if gradients else 128
     if states > 1 and gradients:
         return max(warps, 4), 32
-    if decay == "channel":
-        return (max(warps, 4), 32 if crowded else 64) if gradients else (warps, 32)
-    return warps, 64
+    if decay != "channel":
+        return warps, 64
+    if operand_bytes == 4:
+        return (max(warps, 4) if gradients else warps), 32
+    if gradients and crowded and chunk > 16:
+        return max(warps, 4), 32
+    if gradients or chunk > 32:
+        return max(warps, 4), 64
+    return (2, 32) if scores > 2 and chunk == 32 else (1, 512 // chunk)

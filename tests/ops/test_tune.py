@@ -202,6 +202,28 @@ def test_sizes_that_were_asked_for_stay() -> None:
     assert of(applied(op, record), "fwd_walk").warps == 8
 
 
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("mamba1", {"mamba1.forward", "mamba1.backward"}),
+        ("normalised_linear_attention", {"normalised_linear_attention_S.fwd_walk"}),
+    ],
+)
+def test_step_kernels_and_stages_are_tuned_too(name: str, kernels: set[str]) -> None:
+    class Narrow(FakeHands):
+        def kernel_times(self, modules: Sequence[Any], run: Callable[[], object]) -> dict[str, float]:
+            return {n: 9 / ((s[0] or 1) + s[1]) for m in modules for n, s in m.SIZES.items()}
+
+        def whole_time(self, op: CompiledOp, run: Callable[[], object]) -> float:
+            return 5.0 if op.options.launch else 9.0
+
+    op = ld.compile(getattr(ld.ops, name).spec, backend="triton")
+    record = search(Narrow(), op)
+    assert record.best is not None
+    assert kernels <= record.best["launch"].keys()
+    assert applied(op, record).options.launch
+
+
 def test_a_record_is_of_plan_shape_types_and_device() -> None:
     op, kinds = linear(), (torch.float32,) * 3
     job = Job(op, SHAPE, (1, 1, 1), kinds, "cpu", "training", 1.0)
