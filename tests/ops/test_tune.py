@@ -19,7 +19,7 @@ from linalg_dsl.ops.launched import Launched
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.ops.tune_hands import wrong_numbers
 from linalg_dsl.ops.tune_record import Record, length_class
-from linalg_dsl.ops.tune_space import Variant, as_option, neighbours, rounds, variants
+from linalg_dsl.ops.tune_space import Variant, as_option, batches, neighbours, rounds, variants
 from linalg_dsl.ops.tune_worker import Job, known, tune_apart
 from linalg_dsl.ops.tuned import applied, tune_op
 
@@ -265,6 +265,15 @@ def test_rounds_hold_every_choice() -> None:
     choices = {"a": [(16, 1, 1), (32, 1, 1)], "b": [(64, 4, 3)], "c": []}
     found = rounds({n: s for n, s in choices.items() if s})
     assert found == [{"a": (16, 1, 1), "b": (64, 4, 3)}, {"a": (32, 1, 1), "b": (64, 4, 3)}]
+
+
+def test_batches_hold_every_choice_once_and_enough_to_compile_at_once() -> None:
+    choices = {"a": [(16, w, 1) for w in range(1, 8)], "b": [(32, 1, 1)], "c": []}
+    found = list(batches(choices, 6))
+    assert [len(part["a"]) for part in found] == [2, 2, 2, 1]
+    assert [s for part in found for s in part["a"]] == choices["a"]
+    assert [s for part in found for s in part.get("b", [])] == choices["b"]
+    assert list(batches({}, 4)) == []
 
 
 def test_variants_keep_what_was_asked_for() -> None:
