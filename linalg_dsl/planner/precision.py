@@ -7,12 +7,12 @@ what was there; the step loop loses none. k erases of full strength along keys t
 With ``FEW`` channels or more no chunk is so long that it matters (docs/precision.md has the measurements);
 below, chunks have no more erases than channels.
 
-T = (I - G Sigma)^-1 is as large as the recurrence. Short types may form it in tf32 where it is bounded (by
-|Sigma|, where every transition is proved a contraction), else in three products of tf32. Also where it is
-bounded its entries need not fall off from the diagonal: with keys alike and strengths near 2 they are all
-near 2, and the rows of U are sums of C terms of alternating signs, whose roundings add up with C. So chunks
-of kernels with erases are short (``codegen.schedule.table``), and substitution on a CPU, where float64 costs
-nothing beside the products, has its sums in float64.
+T = (I - G Sigma)^-1 is as large as the recurrence. Short types may form it in float16, which has the digits of
+tf32, where it is bounded (by |Sigma|, where every transition is proved a contraction), else in three products
+of tf32. Also where it is bounded its entries need not fall off from the diagonal: with keys alike and
+strengths near 2 they are all near 2, and the rows of U are sums of C terms of alternating signs, whose
+roundings add up with C. So chunks of kernels with erases are short (``codegen.schedule.table``), and
+substitution on a CPU, where float64 costs nothing beside the products, has its sums in float64.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Precision:
     that was asked for is not changed.
     """
 
-    transform: Literal["tf32", "tf32x3"]
+    transform: Literal["fp16", "tf32x3"]
     axis: Literal["K", "V"]
     shortest: tuple[int, ...]
     reasons: tuple[str, ...]
@@ -48,7 +48,7 @@ def precision(canonical: CanonicalRecurrence) -> Precision:
     rec, spec = canonical.recurrences[0], canonical.spec
     bounded = solve_is_bounded(rec, spec)
     return Precision(
-        transform="tf32" if bounded else "tf32x3",
+        transform="fp16" if bounded else "tf32x3",
         axis="V" if rec.axis == "V" else "K",
         shortest=tuple(max(1, d // rec.r) for d in range(1, FEW)) if rec.r else (),
         reasons=tuple(_reasons(rec, bounded)),
@@ -68,7 +68,7 @@ def _reasons(rec: Recurrence, bounded: bool) -> list[str]:
         lines.append(
             "short types form T = (I − Σ G^B)⁻¹ in "
             + (
-                "tf32: |T| ≤ |Σ| follows from the declaration"
+                "float16, whose digits are those of tf32: |T| ≤ |Σ| follows from the declaration"
                 if bounded
                 else "three products of tf32 for one: no bound of T follows from the declaration"
             )

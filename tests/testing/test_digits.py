@@ -79,7 +79,7 @@ def test_a_plan_says_what_it_does_for_precision_and_why() -> None:
     text = str(plan.explain())
     assert "\nprecision\n" in text
     assert "a chunk has no more erases than channels" in " ".join(text.split())
-    assert linalg_dsl.compile(ops.delta_rule.spec).plan.precision.transform == "tf32"
+    assert linalg_dsl.compile(ops.delta_rule.spec).plan.precision.transform == "fp16"
     across = linalg_dsl.compile(ops.gated_oja.spec).plan.precision
     assert (across.axis, across.shortest[:4]) == ("V", (1, 2, 3, 4))
     free = linalg_dsl.compile(ops.gla.spec).plan.precision
