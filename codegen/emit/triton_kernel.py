@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from linalg_dsl.codegen.emit.kernel_lines import UNIT, through_products, turned_axes, uses, without_unused
 from linalg_dsl.codegen.emit.kernel_text import KernelText, Memory, PrepText, StateText, WalkText
 from linalg_dsl.codegen.emit.names import Names
-from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
+from linalg_dsl.codegen.emit.prep_blocks import Phase, joint_last, phases, summed_axes, taken_in
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.trace import Values, values_of
 from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, ProductsText, boundary_suffix
@@ -259,7 +259,7 @@ class KernelPrinter:
             small(first)
             lines += out.lines
             for loop in phase.loops:
-                axis, inside = loop.axis, loop.inside
+                axis, inside = loop.axis, joint_last(nodes, loop.inside)
                 out.lines = []
                 for n in inside:  # operands without this axis are loaded once, before the loop
                     for a in nodes[n].args:
@@ -272,6 +272,8 @@ class KernelPrinter:
                 out.in_loop = True
                 for n in inside:
                     form(n, inner)
+                    if nodes[n].op == "decay_adjoints":
+                        out.taken_in |= taken_in(nodes, self.kernel, n)
                     if axis in summed_axes(nodes, n):
                         out.accumulate(n)
                     else:
