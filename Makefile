@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 TYPED := build/typecheck
 MYPY := $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath pyproject.toml)
 
-.PHONY: demo test lint format test-gpu compile-all fuzz mutants clean
+.PHONY: demo test lint format test-gpu compile-all fuzz mutants digits clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -31,6 +31,10 @@ fuzz: $(STAMP)
 # the property kit against typical faults of kernels, half an hour of one core: docs/mutants.md
 mutants: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/testing/mutants.py --jobs $(JOBS) --write docs/mutants.md
+
+# the table of docs/precision.md: every entry of the catalogue at every nasty end, a quarter of an hour of one core
+digits: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m linalg_dsl.testing.digits --jobs $(JOBS)
 
 test-gpu: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m gpu -n $(JOBS)

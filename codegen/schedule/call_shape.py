@@ -28,10 +28,12 @@ class CallShape:
     """The axis that the first walk sums over (``summed_axis``)."""
     pieces: int = 0
     """On two levels the super-chunks of all sequences, else 0."""
+    tokens: int = 0
+    """The tokens of a chunk where they are fewer than the rows of its tiles, else 0."""
 
     @property
     def chunks(self) -> int:
-        return self.B * -(-self.T // self.chunk)
+        return self.B * -(-self.T // (self.tokens or self.chunk))
 
     @property
     def operand_bytes(self) -> int:
@@ -106,10 +108,10 @@ def boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
     """What the two walks of a boundary term hand over beside buffers: states, and numbers along its axis."""
     if kernel.boundary is None:
         return 0
-    state = shape.H * shape.K * shape.V
+    state = shape.H * shape.K * shape.V * shape.operand_bytes
     if is_exact(kernel, shape):
-        return shape.chunks * state * 4 * kept_states(kernel.boundary)
-    return (shape.chunks // SEGMENT + shape.B) * state * 4 + 2 * shape.count((kernel.boundary.axis,)) * 4
+        return shape.chunks * state * kept_states(kernel.boundary)
+    return (shape.chunks // SEGMENT + shape.B) * state + 2 * shape.count((kernel.boundary.axis,)) * 4
 
 
 def value_names(plan: KernelPlan) -> dict[int, str]:

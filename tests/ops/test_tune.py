@@ -19,7 +19,7 @@ from linalg_dsl.ops.launched import Launched
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.ops.tune_hands import wrong_numbers
 from linalg_dsl.ops.tune_record import Record, length_class
-from linalg_dsl.ops.tune_space import Variant, as_option, neighbours, rounds, variants
+from linalg_dsl.ops.tune_space import Variant, as_option, batches, neighbours, rounds, variants
 from linalg_dsl.ops.tune_worker import Job, known, tune_apart
 from linalg_dsl.ops.tuned import applied, tune_op
 
@@ -267,6 +267,15 @@ def test_rounds_hold_every_choice() -> None:
     assert found == [{"a": (16, 1, 1), "b": (64, 4, 3)}, {"a": (32, 1, 1), "b": (64, 4, 3)}]
 
 
+def test_batches_hold_every_choice_once_and_enough_to_compile_at_once() -> None:
+    choices = {"a": [(16, w, 1) for w in range(1, 8)], "b": [(32, 1, 1)], "c": []}
+    found = list(batches(choices, 6))
+    assert [len(part["a"]) for part in found] == [2, 2, 2, 1]
+    assert [s for part in found for s in part["a"]] == choices["a"]
+    assert [s for part in found for s in part.get("b", [])] == choices["b"]
+    assert list(batches({}, 4)) == []
+
+
 def test_variants_keep_what_was_asked_for() -> None:
     assert variants(32, False, "walk", True, True) == (
         Variant(), Variant(chunk_size=64), Variant(chunk_size=16), Variant(schedule="two_level")
@@ -292,6 +301,10 @@ def test_an_op_that_is_tuned_runs_as_it_is_where_there_is_no_gpu() -> None:
 
 def test_the_worker_takes_gpus_only() -> None:
     job = Job(linear(), SHAPE, (1, 1, 1), (torch.float32,) * 3, "cpu", "training", 1.0)
+    with pytest.raises(
+        RuntimeError, match=r"(?s)linear_attention: tuning failed: .*tuning needs a GPU, got cpu"
+    ):
+        tune_apart(job, quiet)  # in a process of its own
     with pytest.raises(ld.ArgumentError, match="tuning needs a GPU, got cpu"):
         tune_worker.main([job])
     assert [x.shape for x in job.tensors()] == [(1, 20, 1, 16)] * 3

@@ -152,13 +152,6 @@ MUTANTS: tuple[Mutant, ...] = (
         backward=term_lost("d_k", 0),
     ),
     Mutant(
-        "lost_gradient_path_in_kernels",
-        "simple_gla",
-        "triton",
-        "the gradient of queries lacks the path through the state",
-        backward=term_lost("d_q", 0),
-    ),
-    Mutant(
         "gate_gradient_without_its_boundary",
         "gla",
         "torch",
@@ -171,20 +164,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "torch",
         "a state passes a chunk without its decay",
         forward=skipping("scale_state"),
-    ),
-    Mutant(
-        "gradient_state_not_decayed",
-        "gated_delta_rule",
-        "triton",
-        "the gradient of a state passes a chunk without its decay",
-        backward=skipping("scale_state", which=-1),
-    ),
-    Mutant(
-        "mask_of_a_gradient_lost",
-        "delta_rule",
-        "triton",
-        "the gradient of a strict score is not masked",
-        backward=skipping("mask"),
     ),
     Mutant(
         "gate_sum_of_the_other_side",
@@ -229,13 +208,6 @@ MUTANTS: tuple[Mutant, ...] = (
         backward=carry_lost("reverse", 0),
     ),
     Mutant(
-        "write_forgotten_by_the_state",
-        "retnet",
-        "triton",
-        "a chunk hands on its decayed state without what it wrote",
-        forward=carry_lost("forward", 0),
-    ),
-    Mutant(
         "strength_with_the_wrong_sign",
         "kda",
         "torch",
@@ -255,12 +227,5 @@ MUTANTS: tuple[Mutant, ...] = (
         "torch",
         "a gradient that is asked for alone is half of what it is",
         call=_half_batches,
-    ),
-    Mutant(
-        "state_kept_between_calls",
-        "linear_attention",
-        "torch",
-        "a call without an initial state goes on from the last call's final state",
-        call=_warm,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edits import Assigned, Masks, Module, Never, Rewrite
+from edits import Assigned, Masks, Never, Rewrite
 from mutant import Mutant
 
 
@@ -245,39 +245,11 @@ MUTANTS: tuple[Mutant, ...] = (
         text=(Rewrite("_decay * b_h", "0.0 * b_h"),),
     ),
     Mutant(
-        "carried_boundary_not_bounded",
-        "kda",
-        "triton",
-        "a carried boundary term is not bounded: no digit of it is right under strong gates",
-        text=(Assigned("b_bound", "_x", pattern="tl.minimum(tl.maximum(_x, -b_limit), b_limit)"),),
-    ),
-    Mutant(
-        "carried_boundary_restarts_late",
-        "gated_delta_rule",
-        "triton",
-        "carried boundary terms are formed anew one chunk beside the one whose state was kept",
-        text=(Rewrite("(i_c + 1) % 8 == 0", "(i_c + 1) % 8 == 1", "_bwd_reverse"),),
-    ),
-    Mutant(
         "first_of_shared_heads",
         "gla",
         "triton",
         "the gradient of a shared head is that of the first head that uses it",
         text=(Rewrite("_d.unflatten(2, (-1, ratio)).sum(3)", "_d.unflatten(2, (-1, ratio))[:, :, :, 0]"),),
-    ),
-    Mutant(
-        "params_of_the_first_chunk",
-        "retnet",
-        "triton",
-        "the gradient of a param is that of the first chunk",
-        text=(Rewrite("d.sum(0)", "d[0]", "finish"),),
-    ),
-    Mutant(
-        "blocks_write_one_place",
-        "gated_delta_rule",
-        "triton",
-        "blocks of a walk write their parts of a sum to one place, one over the other",
-        text=(Rewrite("_row * BLOCKS + i_block", "_row * BLOCKS"),),
     ),
     Mutant(
         "first_block_of_a_loop",
@@ -287,20 +259,6 @@ MUTANTS: tuple[Mutant, ...] = (
         text=(Rewrite("range(K_BLOCKS)", "range(1)", "_fwd_prep$"),),
     ),
     Mutant(
-        "inverse_for_ordinary_keys",
-        "delta_rule",
-        "triton",
-        "the last doubling of the triangular inverse is left out",
-        text=(Rewrite("range(LEVELS)", "range(LEVELS - 1)", "_fwd_prep$"),),
-    ),
-    Mutant(
-        "sign_of_a_gradient",
-        "gated_delta_rule",
-        "triton",
-        "the gradient of what is subtracted has the wrong sign",
-        text=(Assigned("b_d_v", "_x", pattern="_x * -1.0"),),
-    ),
-    Mutant(
         "scale_missing_in_the_backward",
         "gla",
         "triton",
@@ -308,165 +266,10 @@ MUTANTS: tuple[Mutant, ...] = (
         text=(Rewrite("_x.to(tl.float32) * scale", "_x.to(tl.float32)", "_bwd_reverse"),),
     ),
     Mutant(
-        "square_states_transposed",
-        "linear_attention",
-        "triton",
-        "states are read and written transposed where K = V",
-        text=(
-            Assigned(
-                "o_s",
-                "_x + (_k * V + _v if K != V else _v * K + _k)",
-                "_fwd_walk$",
-                pattern="_x + _k * V + _v",
-            ),
-        ),
-    ),
-    Mutant(
-        "final_state_value_first",
-        "simple_gla",
-        "triton",
-        "the final state is written as [V, K]",
-        text=(
-            Assigned(
-                "o_s",
-                "_x + (o_v[:, None] * K + o_k[None, :] if not HAS_FIRST else _k * V + _v)",
-                "_fwd_walk$",
-                pattern="_x + _k * V + _v",
-            ),
-        ),
-    ),
-    Mutant(
         "ragged_chunk_left_out",
         "gated_delta_rule",
         "triton",
         "the walk ends before the ragged last chunk",
         text=(Rewrite("(length + C - 1) // C", "tl.maximum(length // C, length > 0)", "_fwd_walk$"),),
-    ),
-    Mutant(
-        "an_empty_sequence_has_a_chunk",
-        "gla",
-        "triton",
-        "the table of chunks counts one too many where a length divides by the chunk, 0 too",
-        text=(Rewrite("(starts.diff() + chunk - 1) // chunk", "(starts.diff() + chunk) // chunk"),),
-    ),
-    Mutant(
-        "chunks_of_the_neighbour",
-        "gated_delta_rule",
-        "triton",
-        "the first chunk of a packed sequence belongs to the one before",
-        text=(Rewrite("torch.searchsorted(_a, _b, right=True)", "torch.searchsorted(_a, _b)"),),
-    ),
-    Mutant(
-        "tables_kept_by_length",
-        "gla",
-        "triton",
-        "tables of a dense batch are kept by its length alone, not by its size",
-        text=(
-            Rewrite(
-                "make_dense_tables(batch, length, chunk, device)",
-                "KEPT.setdefault((length, chunk), make_dense_tables(batch, length, chunk, device))",
-                "^kept_dense_tables$",
-            ),
-            Module(_KEPT),
-        ),
-    ),
-    Mutant(
-        "own_gate_counted_to_the_end",
-        "gated_delta_rule",
-        "triton",
-        "what a token writes is decayed by its own gate on the way to the end of the chunk",
-        text=(
-            Rewrite(
-                "row_sums(_g, C, AFTER=True, STRICT=True)",
-                "row_sums(_g, C, AFTER=True, STRICT=False)",
-                "_fwd_prep$",
-            ),
-        ),
-    ),
-    Mutant(
-        "state_read_with_the_chunk_decayed",
-        "gla",
-        "triton",
-        "the output reads the state after the chunk's decay",
-        text=(
-            Rewrite(
-                "column_sums(_g, C, AFTER=False, STRICT=False, SUMS=SUMS)",
-                "tl.sum(_g, 0)[None, :] + 0.0 * _g",
-                "_fwd_prep$",
-                first=True,
-            ),
-        ),
-    ),
-    Mutant(
-        "packed_gradients_not_filled",
-        "gla",
-        "triton",
-        "a sum over the shared heads of packed sequences is added to memory that nobody filled",
-        text=(
-            Rewrite(
-                "torch.zeros(_a, dtype=_b, device=_c)", "torch.empty(_a, dtype=_b, device=_c)", "^gradient$"
-            ),
-        ),
-    ),
-    Mutant(
-        "other_path_without_gradients",
-        "delta_rule",
-        "triton",
-        "a call that saves nothing for the backward scales its output otherwise",
-        text=(
-            Rewrite(
-                "_x.to(p_o.dtype.element_ty)",
-                "((1.0 if SAVE else 1.001) * _x).to(p_o.dtype.element_ty)",
-                "_fwd_walk$",
-            ),
-        ),
-    ),
-    Mutant(
-        "cotangent_taken_for_contiguous",
-        "gla",
-        "triton",
-        "the gradient of the output is read as if it were contiguous",
-        text=(
-            Rewrite(
-                "d_o.contiguous()", "torch.as_strided(d_o, d_o.shape, torch.empty(d_o.shape).stride(), 0)"
-            ),
-        ),
-    ),
-    Mutant(
-        "padding_updates_the_state",
-        "hgrn",
-        "triton",
-        "tokens beyond the end of a sequence update its state",
-        text=(Assigned("b_h", "_x", "_forward$", pattern="tl.where(live, _x, _y)"),),
-    ),
-    Mutant(
-        "ragged_group_left_out",
-        "hgrn",
-        "triton",
-        "a kernel that loads tokens in groups leaves out the last, ragged group",
-        text=(Rewrite("(length + U - 1) // U", "length // U", "_forward$"),),
-    ),
-    Mutant(
-        "states_taken_up_in_order",
-        "hgrn",
-        "triton",
-        "the backward takes the states before its tokens in the order of the forward",
-        text=(Rewrite("_every[W - 1 - i]", "_every[i]", "_backward$"),),
-    ),
-    Mutant(
-        "map_not_transposed_in_reverse",
-        "gated_delta_rule",
-        "triton",
-        "in two levels, gradients go back through the map of a super-chunk, not through its transpose",
-        text=(Never("REVERSE", "_super_scan$"),),
-        options=_TWO,
-    ),
-    Mutant(
-        "super_chunk_adds_nothing",
-        "gla",
-        "triton",
-        "in two levels, what a super-chunk makes of zeros is left out of the state before the next",
-        text=(Assigned("b_s", "_x", "_super_scan$", pattern="_x + _y"),),
-        options=_TWO,
     ),
 )
