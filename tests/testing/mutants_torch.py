@@ -45,12 +45,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "delta_rule",
         "torch",
         "the triangular system is solved by four terms of its series: right for nearly orthogonal keys",
-        text=(
-            Rewrite(
-                "torch.linalg.solve_triangular(-system, right, upper=False, unitriangular=True)",
-                "right + system @ (right + system @ (right + system @ right))",
-            ),
-        ),
+        text=(Begins("^substitute$", "return right + system @ (right + system @ (right + system @ right))"),),
     ),
     Mutant(
         "reversed_system_not_transposed",

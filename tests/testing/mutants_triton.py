@@ -258,18 +258,4 @@ MUTANTS: tuple[Mutant, ...] = (
         "a sum over blocks of keys ends after the first block",
         text=(Rewrite("range(K_BLOCKS)", "range(1)", "_fwd_prep$"),),
     ),
-    Mutant(
-        "scale_missing_in_the_backward",
-        "gla",
-        "triton",
-        "the gradient of the output is not scaled where the output is",
-        text=(Rewrite("_x.to(tl.float32) * scale", "_x.to(tl.float32)", "_bwd_reverse"),),
-    ),
-    Mutant(
-        "ragged_chunk_left_out",
-        "gated_delta_rule",
-        "triton",
-        "the walk ends before the ragged last chunk",
-        text=(Rewrite("(length + C - 1) // C", "tl.maximum(length // C, length > 0)", "_fwd_walk$"),),
-    ),
 )
