@@ -228,4 +228,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "a gradient that is asked for alone is half of what it is",
         call=_half_batches,
     ),
+    Mutant(
+        "state_kept_between_calls",
+        "linear_attention",
+        "torch",
+        "a call without an initial state goes on from the last call's final state",
+        call=_warm,
+    ),
 )

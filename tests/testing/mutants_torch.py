@@ -319,4 +319,35 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
     ),
+    Mutant(
+        "padding_is_written",
+        "gla",
+        "torch",
+        "a step writes the states of sequences without a slot to the first row of the pool",
+        decode=(Rewrite("slots >= 0", "slots >= -1", "^step$"),),
+    ),
+    Mutant(
+        "drafts_are_kept",
+        "delta_rule",
+        "torch",
+        "a step keeps the state after rejected drafts",
+        decode=(
+            Rewrite("accepted > t", "accepted > t - 1", "^step$"),
+            Rewrite("t < keep", "t <= keep", "^step$"),
+        ),
+    ),
+    Mutant(
+        "decode_reads_before_the_update",
+        "simple_gla",
+        "torch",
+        "a step reads the state before its update",
+        decode=(Rewrite("S_next * q[..., None]", "S * q[..., None]", "^forward_token$"),),
+    ),
+    Mutant(
+        "decode_state_in_bfloat16",
+        "gla",
+        "torch",
+        "a step rounds the state it leaves to bfloat16",
+        decode=(Rewrite("x.to(state.dtype)", "x.bfloat16().to(state.dtype)", "^step$"),),
+    ),
 )

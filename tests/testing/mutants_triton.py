@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edits import Assigned, Masks, Never, Rewrite
+from edits import Assigned, Masks, Module, Never, Rewrite
 from mutant import Mutant
 
 
@@ -252,10 +252,91 @@ MUTANTS: tuple[Mutant, ...] = (
         text=(Rewrite("_d.unflatten(2, (-1, ratio)).sum(3)", "_d.unflatten(2, (-1, ratio))[:, :, :, 0]"),),
     ),
     Mutant(
+        "params_of_the_first_chunk",
+        "retnet",
+        "triton",
+        "the gradient of a param is that of the first chunk",
+        text=(Rewrite("d.sum(0)", "d[0]", "finish"),),
+    ),
+    Mutant(
+        "blocks_write_one_place",
+        "gated_delta_rule",
+        "triton",
+        "blocks of a walk write their parts of a sum to one place, one over the other",
+        text=(Rewrite("_row * BLOCKS + i_block", "_row * BLOCKS"),),
+    ),
+    Mutant(
         "first_block_of_a_loop",
         "gla",
         "triton",
         "a sum over blocks of keys ends after the first block",
         text=(Rewrite("range(K_BLOCKS)", "range(1)", "_fwd_prep$"),),
+    ),
+    Mutant(
+        "sign_of_a_gradient",
+        "gated_delta_rule",
+        "triton",
+        "the gradient of what is subtracted has the wrong sign",
+        text=(Assigned("b_d_v", "_x", pattern="_x * -1.0"),),
+    ),
+    Mutant(
+        "square_states_transposed",
+        "linear_attention",
+        "triton",
+        "states are read and written transposed where K = V",
+        text=(
+            Assigned(
+                "o_s",
+                "_x + (_k * V + _v if K != V else _v * K + _k)",
+                "_fwd_walk$",
+                pattern="_x + _k * V + _v",
+            ),
+        ),
+    ),
+    Mutant(
+        "final_state_value_first",
+        "simple_gla",
+        "triton",
+        "the final state is written as [V, K]",
+        text=(
+            Assigned(
+                "o_s",
+                "_x + (o_v[:, None] * K + o_k[None, :] if not HAS_FIRST else _k * V + _v)",
+                "_fwd_walk$",
+                pattern="_x + _k * V + _v",
+            ),
+        ),
+    ),
+    Mutant(
+        "chunks_of_the_neighbour",
+        "gated_delta_rule",
+        "triton",
+        "the first chunk of a packed sequence belongs to the one before",
+        text=(Rewrite("torch.searchsorted(_a, _b, right=True)", "torch.searchsorted(_a, _b)"),),
+    ),
+    Mutant(
+        "tables_kept_by_length",
+        "gla",
+        "triton",
+        "tables of a dense batch are kept by its length alone, not by its size",
+        text=(
+            Rewrite(
+                "make_dense_tables(batch, length, chunk, device)",
+                "KEPT.setdefault((length, chunk), make_dense_tables(batch, length, chunk, device))",
+                "^kept_dense_tables$",
+            ),
+            Module(_KEPT),
+        ),
+    ),
+    Mutant(
+        "cotangent_taken_for_contiguous",
+        "gla",
+        "triton",
+        "the gradient of the output is read as if it were contiguous",
+        text=(
+            Rewrite(
+                "d_o.contiguous()", "torch.as_strided(d_o, d_o.shape, torch.empty(d_o.shape).stride(), 0)"
+            ),
+        ),
     ),
 )
