@@ -95,17 +95,27 @@ def row_sums(w, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
 
 
 @triton.jit
+def finite_gate(w):
+    """A log gate for sums that are products with 0 and 1, where 0 times inf would be NaN.
+
+    -inf, a reset, becomes -1e30, whose exponential is zero as well; inf and NaN become 1e36, which no sum with
+    resets makes small again: its exponential is inf.
+    """
+    return tl.where(w < 1e36, tl.maximum(w, -1e30), 1e36)
+
+
+@triton.jit
 def column_sums(w, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr, SUMS: tl.constexpr):
     """The same for every column of w [C, D], as a product with 0 and 1 in SUMS precision.
 
-    A product needs finite operands: -inf becomes -1e30, whose exponential is zero as well.
+    A sum of gates is one of what ``finite_gate`` makes of them.
     """
     t = tl.arange(0, C)
     if AFTER:
         inside = t[None, :] > t[:, None] if STRICT else t[None, :] >= t[:, None]
     else:
         inside = t[None, :] < t[:, None] if STRICT else t[None, :] <= t[:, None]
-    return tl.dot(tl.where(inside, 1.0, 0.0), tl.maximum(w, -1e30), input_precision=SUMS)
+    return tl.dot(tl.where(inside, 1.0, 0.0), w, input_precision=SUMS)
 
 
 @triton.jit
@@ -144,3 +154,48 @@ def meeting_tokens(level, t):
     half = t >> level
     meet = (half >> 1)[:, None] == (half >> 1)[None, :]
     return meet & (half[:, None] > half[None, :])
+
+
+@triton.jit
+def without_later(
+    r, a, z, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """r = a z, or aT z if BACK, of a lower triangle a [C, C], without what 0 times NaN or inf left there.
+
+    Tiles [C, D], or [D, C] if TURNED. A column of z that is not finite at a token must not be seen in rows
+    before it (behind it if BACK): these rows are those of the product without it. A look at r is all that
+    this costs where everything is finite.
+    """
+    if tl.max(tl.max((r != r).to(tl.int32), 1), 0) > 0:
+        TOKENS: tl.constexpr = 1 if TURNED else 0
+        t = tl.arange(0, C)
+        rows = t[None, :] if TURNED else t[:, None]
+        bad = tl.abs(z.to(tl.float32)) < float("inf")
+        clean = tl.where(bad, z, 0.0).to(z.dtype)
+        bad = bad == 0
+        if TURNED:
+            again = tl.dot(clean, a if BACK else tl.trans(a), input_precision=PRECISION)
+        else:
+            again = tl.dot(tl.trans(a) if BACK else a, clean, input_precision=PRECISION)
+        if BACK:
+            edge = tl.expand_dims(tl.max(tl.where(bad, rows, -1), TOKENS), TOKENS)
+            free = rows >= edge if STRICT else rows > edge
+        else:
+            edge = tl.expand_dims(tl.min(tl.where(bad, rows, C), TOKENS), TOKENS)
+            free = rows <= edge if STRICT else rows < edge
+        r = tl.where(free, again, r)
+    return r
+
+
+@triton.jit
+def first_bad_row(n, t, C: tl.constexpr):
+    """The first token in whose row of n, below the diagonal, a number is not finite; C if there is none."""
+    good = (tl.abs(n) < float("inf")) | (t[:, None] <= t[None, :])
+    return tl.min(tl.min(tl.where(good, C, t[:, None]), 1), 0)
+
+
+@triton.jit
+def spoilt_rows(x, bad, t):
+    """A lower triangle with NaN in the rows from token ``bad`` on."""
+    return tl.where((t[:, None] >= bad) & (t[:, None] >= t[None, :]), float("nan"), x)

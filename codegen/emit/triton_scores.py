@@ -46,9 +46,9 @@ class JointScores:
 
     def statements(self) -> list[str]:
         gate = self._name("w")
+        self.out.library.add("finite_gate")
         lines = [
-            "# -inf is a reset; the sums below are products with 0 and 1, so it has to be finite",
-            f"{gate} = tl.maximum({self.w}, -1e30)",
+            f"{gate} = finite_gate({self.w})",
         ]
         self.gate = gate
         return lines + (self._adjoints() if self.adjoint else self._scores())
@@ -108,7 +108,7 @@ class JointScores:
         moved: dict[bool, list[str]] = {kind: [] for kind in self.kinds}
         for i, name in dx.items():
             terms = [
-                f"tl.dot({part[k]}, {cols[j]}, input_precision=PRECISION)"
+                self._without_later(f"tl.dot({part[k]}, {cols[j]}, input_precision=PRECISION)", part[k], cols[j], False)
                 for k, (row, j) in enumerate(self.pairs) if row == i
             ]  # fmt: skip
             step = self._name("step_x", i)
@@ -119,7 +119,7 @@ class JointScores:
             moved[self.exclusive[i]].append(f"{self.x[i]} * {step}")
         for j, name in dy.items():
             terms = [
-                f"tl.dot(tl.trans({part[k]}), {rows[i]}, input_precision=PRECISION)"
+                self._without_later(f"tl.dot(tl.trans({part[k]}), {rows[i]}, input_precision=PRECISION)", part[k], rows[i], True)
                 for k, (i, col) in enumerate(self.pairs) if col == j
             ]  # fmt: skip
             step = self._name("step_y", j)
@@ -132,6 +132,14 @@ class JointScores:
             back = f"tl.trans(m_{_STRICT[kind]})"
             body.append(f"{dw} += tl.dot({back}, {' + '.join(terms)}, input_precision=SUMS)")
         return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body)]
+
+    def _without_later(self, product: str, part: str, factor: str, back: bool) -> str:
+        """Pairs that do not meet at a level are zero in ``part``, and leave no trace, not of NaN either."""
+        if not self.out.checked:
+            return product
+        self.out.library.add("without_later")
+        flags = f"TURNED=False, BACK={back}, STRICT=True, PRECISION=PRECISION"
+        return f"without_later({product}, {part}, {factor}, C, {flags})"
 
     def _moves(self, result: int) -> bool:
         """Whether the derivative of a row or column is wanted, or is part of the gate's."""

@@ -8,10 +8,12 @@ a product or a decay will use them, so nothing relies on 0 * x = 0.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from linalg_dsl.codegen.emit.names import Names
+from linalg_dsl.codegen.emit.triangles import triangle
 from linalg_dsl.codegen.emit.triton_scores import JointScores
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import FLOOR, OPS, Axes
@@ -36,6 +38,7 @@ _UNARY = {
     "side": "tl.where({0} < 0, -1.0, 1.0)",
     "log_size": f"tl.log(tl.maximum(tl.abs({{0}}), {FLOOR!r}))",
 }
+CHECKED = 2
 ZERO_AT_ZERO = frozenset({"tanh", "silu", "relu", "elu", "sqrt", "abs", "sign"})
 SINGULAR = frozenset({"reciprocal", "rsqrt", "sqrt", "log", "pow"})
 """Not finite somewhere: on padding they are set to zero at once, since 0 times inf is not 0."""
@@ -81,6 +84,7 @@ class Statements:
     A product's first operand and its result then have the block's rows, 64 or more, where the tensor cores
     want 64; a chunk may be shorter. Its second operand is a tile as it was loaded.
     """
+    checked: bool = True
     picks: dict[tuple[int, int], str] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
     """Lines that belong before a loop over blocks: where its sums begin."""
@@ -118,6 +122,7 @@ class Statements:
         self.text[n] = name
         if zero:
             self.zero.add(n)
+        self.lines += self._without_later(node, name)
 
     def accumulate(self, n: int) -> None:
         """Adds one block's share to a value that sums over an axis."""
@@ -196,7 +201,7 @@ class Statements:
             case "add":
                 return self._binary("+", node), all(whole)
             case "mul":
-                return self._binary("*", node), any(whole)
+                return self._product(node), any(whole)
             case "maximum" | "minimum":
                 a, b = (self.value(x, axes) for x in args)
                 return f"tl.{node.op}({a}, {b})", all(whole)
@@ -246,11 +251,11 @@ class Statements:
                 ), False
             case "from_start":
                 return (
-                    f"tl.exp({self._sums(args[0], wide, after=False, strict=bool(node.attr('exclusive')))})",
+                    f"tl.exp({self._sums(args[0], wide, after=False, strict=bool(node.attr('exclusive')), gate=True)})",
                     False,
                 )
             case "to_end":
-                return f"tl.exp({self._sums(args[0], wide, after=True, strict=True)})", False
+                return f"tl.exp({self._sums(args[0], wide, after=True, strict=True, gate=True)})", False
             case "total":
                 of = self.nodes[node.args[0]].axes
                 return f"tl.exp(tl.sum({args[0]}, {self.tile(of).index('t')}))", False
@@ -272,11 +277,38 @@ class Statements:
             case _:
                 raise InternalError(f"{node.op} has no statement: the plan is not lowered")
 
-    def _sums(self, arg: str, wide: bool, *, after: bool, strict: bool) -> str:
+    def _product(self, node: Node) -> str:
+        """Elementwise; above the diagonal zero whatever the other factor is there."""
+        known = [triangle(self.nodes, a) for a in node.args]
+        kind = next((k for k in known if k), None)
+        product = self._binary("*", node)
+        if kind is None or all(
+            k or self.nodes[a].op == "number" for a, k in zip(node.args, known, strict=True)
+        ):
+            return product
+        sign = ">=" if kind == "whole" else ">"
+        return f"tl.where(o_t[:, None] {sign} o_t[None, :], {product}, 0.0)"
+
+    def _without_later(self, node: Node, name: str) -> list[str]:
+        """What a product with a triangle does so that later tokens leave no trace, not of NaN either."""
+        plain = node.op == "compose" and not node.attr("left") and not node.attr("right")
+        if not (plain or node.op in ("apply", "apply_t")) or len(self.nodes[node.args[1]].axes) == 1:
+            return []
+        kind = triangle(self.nodes, node.args[0])
+        if kind is None or not self.checked:
+            return []
+        a, z = (self.value(x) if plain else self.operand(x) for x in node.args)
+        turned = self.tile(self.nodes[node.args[1]].axes)[0] != "t"
+        flags = f"TURNED={turned}, BACK={node.op == 'apply_t'}, STRICT={kind == 'strict'}"
+        call = self._call("without_later", name, a, z, "C", flags, "PRECISION=PRECISION")
+        return [f"{name} = {call}"]
+
+    def _sums(self, arg: str, wide: bool, *, after: bool, strict: bool, gate: bool = False) -> str:
         flags = (f"AFTER={after}", f"STRICT={strict}")
-        if wide:
-            return self._call("column_sums", arg, "C", *flags, "SUMS=SUMS")
-        return self._call("row_sums", arg, "C", *flags)
+        if not wide:
+            return self._call("row_sums", arg, "C", *flags)
+        operand = self._call("finite_gate", arg) if gate else arg
+        return self._call("column_sums", operand, "C", *flags, "SUMS=SUMS")
 
     def _narrow(self, node: Node) -> str:
         """A product with one number per token: it needs no tensor core, and no rounding."""
@@ -285,9 +317,14 @@ class Statements:
             case "score":
                 return f"{a}[:, None] * {z}[None, :]"
             case "apply":
-                return f"tl.sum({a} * {z}[None, :], 1)"
+                product, axis = f"{a} * {z}[None, :]", 1
             case _:
-                return f"tl.sum({a} * {z}[:, None], 0)"
+                product, axis = f"{a} * {z}[:, None]", 0
+        kind = triangle(self.nodes, node.args[0])
+        if kind is not None:
+            sign = ">=" if kind == "whole" else ">"
+            product = f"tl.where(o_t[:, None] {sign} o_t[None, :], {product}, 0.0)"
+        return f"tl.sum({product}, {axis})"
 
     def _compose(self, node: Node) -> str:
         """Decays times decays, of which other factors are made: in float32."""
@@ -412,6 +449,12 @@ class Statements:
                 self.lines.append(
                     f"{inverse[i, k]} = {unit if i == k else 'tl.zeros((C, C), dtype=tl.float32)'}"
                 )
+        if self.checked:
+            self.library |= {"first_bad_row", "spoilt_rows"}
+            bad = self.names.unique("i_bad")
+            found = [f"first_bad_row({name}, o_t, C)" for name in system.values()]
+            self.lines.append(f"{bad} = {functools.reduce('tl.minimum({0}, {1})'.format, found or ['C'])}")
+            self.lines += [f"{x} = tl.where(o_t[:, None] < {bad}, {x}, 0.0)" for x in system.values()]
         self.lines += ["for level in range(LEVELS):", "    m_level = meeting_blocks(level, C)"]
         step: dict[tuple[int, int], list[str]] = {}
         for i, k in system:
@@ -435,6 +478,8 @@ class Statements:
         }
         self.lines += [f"    {fresh[key]} = {' + '.join(updates[key])}" for key in fresh]
         self.lines += [f"    {inverse[key]} += {fresh[key]}" for key in fresh]
+        if self.checked:
+            self.lines += [f"{x} = spoilt_rows({x}, {bad}, o_t)" for x in inverse.values()]
         for i in range(r):
             for k in range(r):
                 self.picks[n, i * r + k] = inverse[i, k]
