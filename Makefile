@@ -29,7 +29,7 @@ fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m linalg_dsl.testing.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 test-gpu: $(STAMP)
-	$(BIN)/python -m pytest -q -m gpu
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m gpu -n $(JOBS)
 
 # an hour of one core: JOBS targets at a time
 compile-all: $(STAMP)

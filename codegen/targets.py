@@ -110,7 +110,7 @@ def report(
     ``RuntimeError`` under TRITON_INTERPRET, where kernels are not compiled.
     """
     place = find_target(target)
-    find = step_launches if "\ndef step(" in text else launches
+    find = launches if "\ndef forward(" in text else step_launches
     for launch in find(
         text, place, key=key, value=value, dtype=dtype, batch=batch, length=length, heads=heads
     ):

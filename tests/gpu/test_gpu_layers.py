@@ -9,6 +9,9 @@ import torch
 
 import linalg_dsl as ld
 from linalg_dsl.ops.catalogue import catalogue_names
+from linalg_dsl.study import training
+from linalg_dsl.study.tasks import Recall
+from linalg_dsl.study.training import Recipe
 
 pytestmark = pytest.mark.gpu
 
@@ -58,3 +61,18 @@ def test_training_under_autocast_lowers_the_loss() -> None:
         optimiser.step()
         losses.append(float(out.loss))
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_a_captured_step_trains_as_an_ordinary_one(bfloat16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Recall(pairs=8, tellings=2, symbols=64)
+    recipe = Recipe(steps=12, batch=16, bfloat16=bfloat16)
+    curves = []
+    for ordinary in (3, 100):
+        monkeypatch.setattr(training._Update, "_ORDINARY_STEPS", ordinary)
+        torch.manual_seed(0)
+        model = ld.nn.LM(task.vocab_size, 64, "delta gla full", num_layers=3, num_heads=2).cuda()
+        curves.append(training.train(model, task, recipe, every=1).curve)
+    captured, plain = ([loss for _, loss, _ in curve] for curve in curves)
+    assert captured == pytest.approx(plain, rel=2e-2 if bfloat16 else 1e-4)
+    assert captured[-1] < captured[0]
