@@ -89,6 +89,26 @@ def record(name: str, text: str) -> None:
     _write(cache_directory() / _record_file(name), text)
 
 
+def read_note(name: str) -> str | None:
+    """The text noted under a name by ``write_note``; None where there is none of the user's own."""
+    path = cache_directory() / _note_file(name)
+    try:
+        return path.read_text(encoding="utf-8") if _is_own(path.lstat()) else None
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+
+
+def write_note(name: str, text: str) -> None:
+    """Notes a text under a name (digits and letters) in the cache directory, in place of what was there."""
+    _write(cache_directory() / _note_file(name), text)
+
+
+def _note_file(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_]{1,180}", name):
+        raise InternalError(f"{name!r} is not a name for a note")
+    return f"{name}.json"
+
+
 def records() -> int:
     """How many names are noted."""
     return sum(1 for _ in cache_directory().glob("*.checked"))

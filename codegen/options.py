@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from linalg_dsl.codegen.launch_sizes import Launches
 from linalg_dsl.errors import ArgumentError
 
 BACKENDS = ("auto", "triton", "torch", "reference")
@@ -34,6 +35,12 @@ class CompileOptions:
     ``state_layout`` "kv" or "vk": states with a key and a value axis are [N, H, K, V] or [N, H, V, K] in
     calls, whatever order they are declared in; None is as declared.
 
+    ``launch``: blocks, warps and stages of kernels in place of the tables' (``codegen.launch_sizes``). For
+    the triton backend.
+
+    ``tune``: the first call of a shape class on a GPU searches for sizes that are faster than the tables'
+    (``ops.tune``); what it finds is kept in the cache directory.
+
     Of a stage that feeds another: ``wide``, its output is float32 (float64 where something is), whatever
     its inputs are; ``handed``, the inputs that other stages gave, whose types say nothing of the user's.
     """
@@ -48,6 +55,8 @@ class CompileOptions:
     reverse: bool = False
     state_layout: str | None = None
     super_chunk: int | None = None
+    launch: Launches = ()
+    tune: bool = False
     wide: bool = False
     handed: tuple[str, ...] = ()
 
@@ -70,6 +79,12 @@ class CompileOptions:
                 f"schedule='two_level' is for the triton backend; backend={self.backend!r} goes over whole "
                 "sequences"
             )
+        if self.tune and self.backend not in ("auto", "triton"):
+            raise ArgumentError(
+                f"tune is for the triton backend; backend={self.backend!r} has no sizes to tune"
+            )
+        if self.launch and self.backend not in ("auto", "triton"):
+            raise ArgumentError(f"launch is for the triton backend; backend={self.backend!r} launches none")
         if self.super_chunk is not None and self.schedule != "two_level":
             raise ArgumentError(
                 f"super_chunk={self.super_chunk} needs schedule='two_level', got {self.schedule!r}"

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linalg_dsl.codegen.launch_sizes import check_names, read_launches
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
@@ -54,19 +55,21 @@ def compile(
     tune: bool = False,
     substeps: str | None = None,
     super_chunk: int | None = None,
+    launch: Mapping[str, Mapping[str, int]] | None = None,
 ) -> CompiledOp:
     """Compiles a recurrence: a spec, a function under ``@recurrence``, a text, or the path of a file.
 
     Everything up to the backward plan is derived now, so mistakes are reported here (``DslError``); the
     module of a backend is written at the first call that needs it. Options: ``CompileOptions``.
     """
-    _refuse(tune=tune)
     options = CompileOptions(
         backend, chunk_size, schedule or "walk", invariant, strict, debug, substeps, reverse, state_layout,
-        super_chunk,
+        super_chunk, read_launches(launch), tune,
     )  # fmt: skip
     op = assemble(read_spec(spec), options)
     op.derive()
+    if options.launch:
+        check_names(options.launch, op.plan.launch_names(), op.spec.name)
     return op
 
 
@@ -183,6 +186,7 @@ def _triton_options(options: CompileOptions) -> dict[str, Any]:
         "invariant": options.invariant,
         "wide": options.wide,
         "handed": options.handed,
+        "launch": options.launch,
     }
 
 
@@ -241,16 +245,10 @@ def make_plan(spec: RecurrenceSpec, options: CompileOptions | None = None) -> Pl
     for stage in stages.stages:
         own = stage_options(options, stages, stage)
         found = derive(stage.spec, own, {})
-        asked = (options.schedule, options.super_chunk, options.invariant)
+        asked = (options.schedule, options.super_chunk, options.invariant, options.launch)
         plans.append(StagePlan(found, options.chunk_size, partial(_traced, found, own), *asked))
     return Plan(stages, tuple(plans))
 
 
 def _traced(artefacts: Artefacts, options: CompileOptions, backend: str, trace: Trace) -> str:
     return emit(artefacts, backend, options, trace)
-
-
-def _refuse(**asked: Any) -> None:
-    for option, wanted in asked.items():
-        if wanted:
-            raise ArgumentError(f"compile: the option {option} is not supported yet")

@@ -234,11 +234,11 @@ def _rows(
     for one in _known(passes):
         if one == "forward":
             flops, moved = lanes * work.forward_flops, lanes * work.forward_bytes
-            yield place.row(one, _forward(call, tensors), flops, moved, ahead or None)
+            yield place.row(one, forward_call(call, tensors), flops, moved, ahead or None)
         elif one == "training":
             flops = lanes * work.training_flops
             moved = lanes * (work.forward_bytes + work.backward_bytes)
-            yield place.row(one, _training(call, tensors), flops, moved, ahead + behind or None)
+            yield place.row(one, training_call(call, tensors), flops, moved, ahead + behind or None)
 
 
 def _decode(
@@ -262,7 +262,9 @@ def _decode_floors(op: CompiledOp, shape: Shape, dtype: torch.dtype) -> tuple[fl
     return lanes * work.forward_flops, lanes * (work.forward_bytes + 2 * work.state)
 
 
-def _forward(call: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callable[[], object]:
+def forward_call(call: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callable[[], object]:
+    """A forward without gradients."""
+
     def run() -> Tensor:
         with torch.no_grad():
             return call(*tensors)
@@ -270,7 +272,8 @@ def _forward(call: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callab
     return run
 
 
-def _training(call: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callable[[], object]:
+def training_call(call: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callable[[], object]:
+    """A forward, and the gradients of all tensors from one of the output."""
     leaves = tuple(x.detach().clone().requires_grad_() for x in tensors)
     weights = torch.randn_like(call(*leaves))
 
@@ -293,16 +296,53 @@ def _peak(run: Callable[[], object], device: torch.device) -> int | None:
 
 def kernel_times(module: Any, run: Callable[[], object], device: torch.device) -> list[tuple[str, float]]:
     """Median milliseconds of every launch of one run of a generated Triton module, each repeated alone."""
-    original = module.Call.launch
+    return launch_times([module], run, device)
+
+
+def launch_times(
+    modules: Sequence[Any], run: Callable[[], object], device: torch.device, budget: float = 0.2
+) -> list[tuple[str, float]]:
+    """Median milliseconds of every launch of these modules in one run, each repeated alone."""
+    originals = [(module, module.Call.launch) for module in modules]
     found: list[tuple[str, Callable[[], object]]] = []
 
-    def record(call: Any, kernel: Any, *rest: Any) -> None:
-        original(call, kernel, *rest)
-        found.append((kernel.__name__, lambda: original(call, kernel, *rest)))
+    def recorder(original: Callable[..., None]) -> Callable[..., None]:
+        def record(call: Any, kernel: Any, *rest: Any) -> None:
+            original(call, kernel, *rest)
+            found.append((kernel.fn.__name__, lambda: original(call, kernel, *rest)))
 
-    module.Call.launch = record
+        return record
+
     try:
+        for module, original in originals:
+            module.Call.launch = recorder(original)
         run()
     finally:
-        module.Call.launch = original
-    return [(name, time_call(again, device).median) for name, again in found]
+        for module, original in originals:
+            module.Call.launch = original
+    return [(name, time_call(again, device, budget).median) for name, again in found]
+
+
+def graph_of(run: Callable[[], object], device: torch.device) -> Callable[[], object] | None:
+    """A replay of ``run`` as a CUDA graph; None where there is no GPU, or it cannot be captured."""
+    if device.type != "cuda":
+        return None
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                run()
+        torch.cuda.current_stream(device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept = run()
+    except RuntimeError:  # something in it waits for the device
+        torch.cuda.synchronize(device)
+        return None
+
+    def replay() -> object:
+        graph.replay()
+        return kept
+
+    return replay

@@ -24,12 +24,13 @@ from linalg_dsl.codegen.emit.names import Names, ascii_identifier
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import axis_sizes, check_offsets_data, const_numbers
+from linalg_dsl.ops.launched import Use
 
 NAMESPACE = "linalg_dsl"
 _ARGUMENTS = ("consts", "cu_seqlens", "output_final_state", "save", "residuals", "saved", "d_o")
 _LOCK = threading.RLock()
 _REGISTERED: dict[str, Operator] = {}
-BeforeCall = Callable[[ModuleType, tuple[Tensor, ...], Tensor | None], None]
+BeforeCall = Callable[[ModuleType, tuple[Tensor, ...], Tensor | None, Use], None]
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class ModuleNumbers:
 def register(spec: RecurrenceSpec, text: str, before_call: BeforeCall | None = None) -> Operator:
     """Loads the module with this text and registers its operators; once per text in a process.
 
-    ``before_call`` is called with the module, the tensors and the offsets of a packed batch before a forward
-    on real data.
+    ``before_call`` is called before a forward on real data, with the module, the tensors, the offsets of a
+    packed batch and what else decides which kernels run.
     """
     base = ascii_identifier(spec.name)[:60]
     key = module_key(text)
@@ -149,7 +150,8 @@ class _Registration:
         """The output, one tensor per state, the list of residuals."""
         tensors, initials, (consts, offsets, output_final_state, save) = self._split(args)
         if not dry:
-            self._look(tensors, offsets)
+            initial = any(x is not None for x in initials)
+            self._look(tensors, offsets, Use(initial, output_final_state, save))
         with plain_types(tensors[0]):
             numbers = self._consts(tensors, consts, dry)
             o, states, residuals = self.module.forward(
@@ -231,12 +233,12 @@ class _Registration:
             return tuple(0.0 for _ in self.module.CONSTS)
         return self.numbers(tensors, given)
 
-    def _look(self, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> None:
+    def _look(self, tensors: tuple[Tensor, ...], offsets: Tensor | None, use: Use) -> None:
         if offsets is not None and offsets.device.type == "cpu":
             length = next(x.shape[1] for x, d in zip(tensors, self.spec.inputs, strict=True) if d.timed)
             check_offsets_data(self.spec.name, offsets, length)
         if self.before_call is not None:
-            self.before_call(self.module, tensors, offsets)
+            self.before_call(self.module, tensors, offsets, use)
 
 
 @contextlib.contextmanager

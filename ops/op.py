@@ -49,6 +49,7 @@ from linalg_dsl.planner.stages import Stages, single
 
 if TYPE_CHECKING:
     from linalg_dsl.ops.check import CheckReport
+    from linalg_dsl.ops.tuned import Tuner
 
 
 _ONE_CASE = frozenset({"B", "T", "H", "K", "V", "gates", "heads", "cu_seqlens", "consts"})
@@ -88,6 +89,7 @@ class CompiledOp:
             for stage in self.stages.stages
         )
         self.decoder = Decoder(spec, options, passes)
+        self._own_tuner: Tuner | None = None
         self._quick: QuickCall | None = None
         if self.stages.is_whole and len(spec.states) == 1 and quick_is_safe(options):
             self._quick = QuickCall(spec, self.stage_ops[0].quick)
@@ -162,7 +164,10 @@ class CompiledOp:
                 refuse_transforms(self.spec.name, (*call.tensors, *call.initials))
             if backend == "torch" and kind != "cpu" and cu_seqlens_cpu is not None:
                 cu_seqlens = cu_seqlens_cpu
-            runs = [partial(stage.run, backend, call.consts) for stage in self.stage_ops]
+            chosen = self
+            if self.options.tune and backend == "triton":
+                chosen = self._tuner().op_for(call.tensors, call.sizes, cu_seqlens)
+            runs = [partial(stage.run, backend, call.consts) for stage in chosen.stage_ops]
             o, states = self.run_stages(runs, call, cu_seqlens, output_final_state)
             if quick is not None and self._quick is not None and backend == "triton":
                 numbers = self.stage_ops[0].numbers(call.consts)
@@ -248,12 +253,19 @@ class CompiledOp:
 
         return certify(self, **kwargs)
 
+    def _tuner(self) -> Tuner:
+        from linalg_dsl.ops.tuned import Tuner
+
+        if self._own_tuner is None:
+            self._own_tuner = Tuner(self)
+        return self._own_tuner
+
     # -- what it was made of ------------------------------------------------------------------
     @property
     def plan(self) -> Plan:
         """The derivation and the chunk plans, printable; ``plan.explain(B=, T=, H=, K=, V=)``."""
         chosen = self.options
-        asked = (chosen.schedule, chosen.super_chunk, chosen.invariant)
+        asked = (chosen.schedule, chosen.super_chunk, chosen.invariant, chosen.launch)
         plans = [
             StagePlan(stage.artefacts(), chosen.chunk_size, stage.traced_text, *asked)
             for stage in self.stage_ops

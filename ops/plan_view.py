@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linalg_dsl.algebra.expr import Dim, Number
+from linalg_dsl.codegen.launch_sizes import Launches
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.ops.artefacts import Artefacts
 from linalg_dsl.planner.form import CanonicalRecurrence
@@ -36,6 +37,7 @@ class StagePlan:
     schedule: str = "walk"
     super_chunk: int | None = None
     invariant: bool = False
+    launch: Launches = ()
 
     @property
     def canonical(self) -> CanonicalRecurrence:
@@ -88,7 +90,7 @@ class StagePlan:
             schedule = schedule_lines(
                 kernels, B=B, T=T, H=H, K=key, V=value, dtype=dtype, target=target,
                 chunk_size=self.chunk_size, invariant=self.invariant, schedule=self.schedule,
-                super_chunk=self.super_chunk,
+                super_chunk=self.super_chunk, launch=self.launch,
             )  # fmt: skip
         return explain(
             self.canonical,
@@ -194,6 +196,20 @@ class Plan:
             for plan in self.stages
         ]
         return sum(f for f, _ in counts), sum(b for _, b in counts)
+
+    def launch_names(self) -> Iterator[tuple[str, str, str]]:
+        """(stage, kernel, family) of every kernel that a call can launch."""
+        from linalg_dsl.codegen.schedule.step_split import STEP_KERNELS
+        from linalg_dsl.codegen.schedule.two_level import kernel_names, two_level, why_one_level
+
+        for plan in self.stages:
+            stage = plan.artefacts.spec.name
+            if isinstance(plan.artefacts.form, StepForm):
+                yield from ((stage, name, "step") for name in STEP_KERNELS)
+                continue
+            kernels = plan.kernels
+            two = None if plan.schedule == "walk" or why_one_level(kernels.plan) else two_level(kernels)
+            yield from ((stage, *pair) for pair in kernel_names(kernels, two))
 
     def sized_stages(self, K: int, V: int) -> Iterator[tuple[StagePlan, int, int]]:
         """The stages, each with its own K and V where those of the whole are given."""

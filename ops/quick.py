@@ -152,7 +152,12 @@ class QuickCall:
 
 def quick_is_safe(options: CompileOptions) -> bool:
     """Whether calls with these options may pass by the checks of every call."""
-    return options.backend in ("auto", "triton") and not options.debug and options.state_layout is None
+    return (
+        options.backend in ("auto", "triton")
+        and not options.debug
+        and options.state_layout is None
+        and not options.tune
+    )
 
 
 def _stream(leaves: Sequence[Tensor | None]) -> int:

@@ -77,12 +77,22 @@ class Passed:
         with _LOCK:
             if key in self.keys:
                 return
-            name = pass_name(module, key)
-            if os.environ.get(ENVIRONMENT_VARIABLE) == "always" or name is None or not recorded(name):
+            if not self._is_noted(module, key):
                 run()
+                name = pass_name(module, key)
                 if name is not None:
                     record(name, pass_note(key))
             self.keys.add(key)
+
+    def knows(self, module: ModuleType, key: tuple[object, ...]) -> bool:
+        """Whether it has passed for this key, here or elsewhere."""
+        return key in self.keys or self._is_noted(module, key)
+
+    def _is_noted(self, module: ModuleType, key: tuple[object, ...]) -> bool:
+        name = pass_name(module, key)
+        if os.environ.get(ENVIRONMENT_VARIABLE) == "always" or name is None:
+            return False
+        return recorded(name)
 
 
 class SelfCheck:
@@ -123,17 +133,25 @@ class SelfCheck:
         self._seen.add(call)
 
     def _check(self, module: ModuleType, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> None:
-        device = tensors[0].device
-        launch = self._launch(module, tensors, offsets)
-        sizes = axis_sizes(self.spec, tensors)
-        key = (module.__name__, device, tuple(x.dtype for x in tensors), *sizes.items(), launch)
+        launch = self.launch_of(module, tensors, offsets)
         self._passed.need(
             module,
-            key,
+            self._key(module, tensors, launch),
             lambda: known_answer(self.spec, module, self.exact(), tensors, self.consts, self.handed, launch),
         )
 
-    def _launch(self, module: ModuleType, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> Launch:
+    def is_due(self, module: ModuleType, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> bool:
+        """Whether a call on these would run the check."""
+        if not enabled(tensors[0].device):
+            return False
+        launch = self.launch_of(module, tensors, offsets)
+        return not self._passed.knows(module, self._key(module, tensors, launch))
+
+    def _key(self, module: ModuleType, tensors: tuple[Tensor, ...], launch: Launch) -> tuple[object, ...]:
+        kinds = tuple(x.dtype for x in tensors)
+        return module.__name__, tensors[0].device, kinds, *axis_sizes(self.spec, tensors).items(), launch
+
+    def launch_of(self, module: ModuleType, tensors: tuple[Tensor, ...], offsets: Tensor | None) -> Launch:
         counts = [x.shape[2 if d.timed else 0] for x, d in zip(tensors, self.spec.inputs, strict=True)]
         heads = max(counts)
         timed = next(x for x, d in zip(tensors, self.spec.inputs, strict=True) if d.timed)
@@ -235,6 +253,7 @@ def pinned(module: ModuleType, launch: Launch) -> ModuleType:
     if not hasattr(module, "device_limits"):
         return module
     copy = private_copy(module)
+    copy.REPLACED = getattr(module, "REPLACED", {})  # type: ignore[attr-defined]
     for name in ("choose_walk", "choose_step", "choose_decode"):
         table: Callable[..., Any] | None = getattr(copy, name, None)
         if table is not None:

@@ -71,12 +71,13 @@ class StageOp:
         """The registered torch operators of a backend."""
         before = None
         if backend == "triton":
+            from linalg_dsl.ops.first_use import FirstUse
             from linalg_dsl.ops.selfcheck import SelfCheck
 
             def exact() -> ModuleType:
                 return self.operator("torch", consts).module
 
-            before = SelfCheck(self.spec, consts, exact, self.options.handed)
+            before = FirstUse(SelfCheck(self.spec, consts, exact, self.options.handed))
         return register(self.spec, self.module_text(backend, consts), before)
 
     # -- runs -----------------------------------------------------------------------------------

@@ -171,20 +171,19 @@ def without_later(
         TOKENS: tl.constexpr = 1 if TURNED else 0
         t = tl.arange(0, C)
         rows = t[None, :] if TURNED else t[:, None]
-        bad = tl.abs(z.to(tl.float32)) < float("inf")
-        clean = tl.where(bad, z, 0.0).to(z.dtype)
-        bad = bad == 0
+        good = tl.abs(z.to(tl.float32)) < float("inf")
+        clean = tl.where(good, z, 0.0).to(z.dtype)
         if TURNED:
-            again = tl.dot(clean, a if BACK else tl.trans(a), input_precision=PRECISION)
+            r = tl.dot(clean, a if BACK else tl.trans(a), input_precision=PRECISION)
         else:
-            again = tl.dot(tl.trans(a) if BACK else a, clean, input_precision=PRECISION)
+            r = tl.dot(tl.trans(a) if BACK else a, clean, input_precision=PRECISION)
         if BACK:
-            edge = tl.expand_dims(tl.max(tl.where(bad, rows, -1), TOKENS), TOKENS)
+            edge = tl.expand_dims(tl.max(tl.where(good, -1, rows), TOKENS), TOKENS)
             free = rows >= edge if STRICT else rows > edge
         else:
-            edge = tl.expand_dims(tl.min(tl.where(bad, rows, C), TOKENS), TOKENS)
+            edge = tl.expand_dims(tl.min(tl.where(good, C, rows), TOKENS), TOKENS)
             free = rows <= edge if STRICT else rows < edge
-        r = tl.where(free, again, r)
+        r = tl.where(free, r, float("nan"))
     return r
 
 

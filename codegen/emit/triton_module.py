@@ -28,13 +28,14 @@ from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
 from linalg_dsl.codegen.emit.triton_levels import RESERVED, LevelsPrinter, LevelsText
+from linalg_dsl.codegen.launch_sizes import Launches, sizes_of
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.cut import cut
 from linalg_dsl.codegen.schedule.describe import is_crowded, plan_class, summed_axis
 from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Direction, Kernel, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.lower import lower
-from linalg_dsl.codegen.schedule.two_level import first_walk, why_one_level
+from linalg_dsl.codegen.schedule.two_level import first_walk, kernel_names, why_one_level
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
@@ -96,6 +97,7 @@ class TritonModule:
     invariant: bool
     table: tuple[str, ...]
     levels: LevelsText | None
+    sizes: str
 
 
 def kernel_plan(forward: ChunkPlan, backward: ChunkPlan) -> KernelPlan:
@@ -114,6 +116,7 @@ def emit_triton(
     trace: Trace | None = None,
     schedule: str = "walk",
     super_chunk: int | None = None,
+    launch: Launches = (),
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
@@ -122,7 +125,8 @@ def emit_triton(
     output is float32. ``handed``: inputs whose types do not decide that of the operands of products.
     ``trace`` takes up what the names in the kernels stand for. ``schedule``: "walk", "two_level" (with
     super-chunks of ``super_chunk`` chunks, None for a choice at each call), or "auto" for a choice between
-    them at each call. The text depends on nothing but the arguments and this package's version. Raises
+    them at each call. ``launch``: sizes in place of the tables'. The text depends on nothing but the
+    arguments and this package's version. Raises
     ``ArgumentError`` where there is no such schedule.
     """
     if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
@@ -132,7 +136,9 @@ def emit_triton(
     plan = kernel_plan(forward, backward)
     forced = schedule == "two_level"
     levels = forced or (schedule == "auto" and not invariant and not why_one_level(plan.plan))
-    emitter = _Emitter(canonical, plan, chunk_size, invariant, wide, handed, levels, forced, super_chunk)
+    emitter = _Emitter(
+        canonical, plan, chunk_size, invariant, wide, handed, levels, forced, super_chunk, launch
+    )
     text = emitter.run()
     if trace is not None:
         trace |= emitter.values
@@ -151,6 +157,7 @@ class _Emitter:
         levels: bool,
         forced: bool,
         super_chunk: int | None,
+        launch: Launches = (),
     ) -> None:
         self.canonical = canonical
         self.spec: RecurrenceSpec = canonical.spec
@@ -164,6 +171,7 @@ class _Emitter:
         self.has_levels = levels
         self.forced = forced
         self.super_chunk = super_chunk
+        self.asked = launch
         self.consts = run_time_consts(self.spec, plan.plan)
         self.counts = {i.name: row_count(i, dict(canonical.consts)) for i in self.spec.inputs}
         names = Names(
@@ -272,8 +280,15 @@ class _Emitter:
                 invariant=self.invariant,
                 table=table_functions(),
                 levels=levels.text(self.super_chunk, self.forced) if levels else None,
+                sizes=self._sizes(levels),
             ),
         )
+
+    def _sizes(self, levels: LevelsPrinter | None) -> str:
+        """What is asked of the kernels, by their names in the module."""
+        kernels = kernel_names(self.plan, levels.two if levels else None)
+        asked = {n: sizes_of(self.asked, self.spec.name, n, f).as_tuple for n, f in kernels}
+        return repr({f"{self.title}_{n}": sizes for n, sizes in asked.items() if any(sizes)})
 
     def _short(self) -> bool:
         """Whether chunks are as short as the table has them for many erases."""
@@ -317,7 +332,7 @@ class _Emitter:
         if b.shares:
             walk = next(k for k in (*self.plan.forward, *self.plan.backward) if n in k.stores)
             loads = tuple_text(map(repr, tile_kinds(self.plan.plan.nodes, walk)))
-            made = f'call.shares("{walk.split}", {loads})'
+            made = f'call.shares({self.title}_{walk.name}, "{walk.split}", {loads})'
         return f"{self.buffers[n]} = {made}{' if save else None' if b.only_saved else ''}"
 
     def _made_forward(self, n: int) -> bool:

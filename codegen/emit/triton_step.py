@@ -26,8 +26,9 @@ from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.emit.triton_module import library_functions
 from linalg_dsl.codegen.emit.triton_step_kernel import StepText, backward_kernel, forward_kernel
 from linalg_dsl.codegen.emit.triton_step_memory import StepNames
+from linalg_dsl.codegen.launch_sizes import Launches, sizes_of
 from linalg_dsl.codegen.schedule import step_table
-from linalg_dsl.codegen.schedule.step_split import StepSchedule, needs_states, schedule
+from linalg_dsl.codegen.schedule.step_split import STEP_KERNELS, StepSchedule, needs_states, schedule
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.ops import Axes
@@ -70,6 +71,9 @@ class TritonStepModule:
     partial_output: bool
     saves: bool
     forward_launch: str
+    forward_kernel: str
+    backward_kernel: str
+    sizes: str
     cotangent: str
     backward_buffers: tuple[str, ...]
     backward_launch: str
@@ -99,19 +103,20 @@ def emit_triton_step(
     invariant: bool = False,
     wide: bool = False,
     handed: tuple[str, ...] = (),
+    launch: Launches = (),
     trace: Trace | None = None,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
     ``chunk_size``: tokens between two saved states. ``invariant``: nothing about a call but K, V, dtype and
     device decides how it is computed. ``wide``: the output is float32. ``handed``: inputs whose types do
-    not decide that of the output. ``trace`` takes up what the names in the kernels stand for. The text
-    depends on nothing but the arguments and this package's version.
+    not decide that of the output. ``launch``: sizes in place of the table's. ``trace`` takes up what the
+    names in the kernels stand for. The text depends on nothing but the arguments and this package's version.
     """
     default = VECTOR_CHUNK if all(len(s.dims) < 2 for s in form.spec.states) else CHUNK
     like = output_like(form.spec, handed)
     kind = "torch.float32" if wide else f"tensors[{like}].dtype"
-    emitter = StepEmitter(form, schedule(forward, backward), chunk_size or default, invariant, kind)
+    emitter = StepEmitter(form, schedule(forward, backward), chunk_size or default, invariant, kind, launch)
     text = emitter.run()
     if trace is not None:
         trace |= emitter.values
@@ -122,7 +127,13 @@ class StepEmitter:
     """What the modules of step kernels have in common: names, sizes, launches."""
 
     def __init__(
-        self, form: StepForm, plan: StepSchedule, chunk: int, invariant: bool, output_type: str
+        self,
+        form: StepForm,
+        plan: StepSchedule,
+        chunk: int,
+        invariant: bool,
+        output_type: str,
+        launch: Launches = (),
     ) -> None:
         self.spec: RecurrenceSpec = form.spec
         self.plan = plan
@@ -130,6 +141,7 @@ class StepEmitter:
         self.chunk = chunk
         self.invariant = invariant
         self.output_type = output_type
+        self.asked = launch
         self.numbers = dict(form.consts)
         self.consts = run_time_consts(self.spec, plan.forward, plan.backward)
         names = Names(
@@ -197,6 +209,9 @@ class StepEmitter:
                 partial_output=plan.partial_output,
                 saves=saves,
                 forward_launch=self._launch(first),
+                forward_kernel=first.name,
+                backward_kernel=second.name,
+                sizes=self._sizes(first, second),
                 cotangent=self.cotangent,
                 backward_buffers=(*self._buffers(), *self._kept(second)),
                 backward_launch=self._launch(second),
@@ -306,6 +321,14 @@ class StepEmitter:
         return [f"kept = [{', '.join(items)}]"]
 
     # -- launches -------------------------------------------------------------------------------------
+    def _sizes(self, *texts: StepText) -> str:
+        """What is asked of the kernels, by their names in the module."""
+        asked = [
+            (text.name, sizes_of(self.asked, self.spec.name, kernel, "step").as_tuple)
+            for text, kernel in zip(texts, STEP_KERNELS, strict=True)
+        ]
+        return repr({name: sizes for name, sizes in asked if any(sizes)})
+
     def _launch(self, text: StepText) -> str:
         ratios = [str(i) for i, a in enumerate(self.inputs.values()) if f"R_{a}" in text.constants]
         flags = [f"{n}={v}" for n, v in text.flags]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from linalg_dsl.codegen.launch_sizes import Launches, LaunchSizes, sizes_of
 from linalg_dsl.codegen.schedule.alone import FEW, lone_transform
 from linalg_dsl.codegen.schedule.choice import Place, choose_levels
 from linalg_dsl.codegen.schedule.facts import BOUNDARY
@@ -37,6 +38,7 @@ from linalg_dsl.planner.plan import ChunkPlan, Node
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MANY = 1 << 30
+NOTHING = LaunchSizes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +113,12 @@ def schedule_lines(
     invariant: bool = False,
     schedule: str = "walk",
     super_chunk: int | None = None,
+    launch: Launches = (),
 ) -> tuple[str, ...]:
     """The launches of a dense call of this shape: programs, blocks, warps, stages, bytes, reasons.
 
-    ``chunk_size``, ``invariant``, ``schedule`` and ``super_chunk`` as given to ``linalg_dsl.compile``. Raises
-    ``ArgumentError`` for an unknown dtype or target.
+    ``chunk_size``, ``invariant``, ``schedule`` and ``super_chunk`` as given to ``linalg_dsl.compile``,
+    ``launch`` as its options hold it. Raises ``ArgumentError`` for an unknown dtype or target.
     """
     place = find_target(target)
     chosen = chosen_chunk(plan, K=K, V=V, dtype=dtype, target=target)
@@ -141,7 +144,9 @@ def schedule_lines(
         for kernel in kernels:
             if two is not None and kernel is first:
                 lines += _level_lines(two, summaries, shape, place, names)
-            lines += _kernel_lines(kernel_schedule(plan, kernel, shape, place, invariant=invariant), names)
+            asked = sizes_of(launch, plan.plan.name, kernel.name, kernel.family)
+            found = kernel_schedule(plan, kernel, shape, place, invariant=invariant, asked=asked)
+            lines += _kernel_lines(found, names)
     if two is not None:
         lines.append(f"kept of super-chunks: {_megabytes(_level_bytes(two, shape))}, their states and maps")
     return (*lines, *_memory_lines(plan, shape))
@@ -156,9 +161,15 @@ def chosen_chunk(plan: KernelPlan, *, K: int, V: int, dtype: str, target: str = 
 
 
 def kernel_schedule(
-    plan: KernelPlan, kernel: Kernel, shape: CallShape, target: Target, *, invariant: bool = False
+    plan: KernelPlan,
+    kernel: Kernel,
+    shape: CallShape,
+    target: Target,
+    *,
+    invariant: bool = False,
+    asked: LaunchSizes = NOTHING,
 ) -> KernelSchedule:
-    """Sizes and reasons of one launch, as the launcher chooses them."""
+    """Sizes and reasons of one launch, as the launcher chooses them where they are not ``asked`` for."""
     reads = {n: tensor_bytes(plan, n, shape) for n in kernel.loads}
     kept = boundary_bytes(kernel, shape)
     keeps = kernel.boundary is not None and kernel.direction == kernel.boundary.keeper
@@ -169,7 +180,8 @@ def kernel_schedule(
         decay, _ = plan_class(plan.plan)
         warps, block = choose_prep(shape.chunk, decay, last, is_crowded(plan.plan), state_count(plan.plan))
         warps *= lone_transform(plan.plan.nodes, kernel)
-        reasons = _prep_reasons(plan, kernel, shape, warps, block)
+        block, warps = asked.block or block, asked.warps or warps
+        reasons = (*_prep_reasons(plan, kernel, shape, warps, block), *_asked_reasons(asked))
         prediction = prep_prediction(plan.plan.nodes, kernel, _place(shape, target), read + written)
         return KernelSchedule(
             kernel, shape.chunks * shape.H, 1, block, warps, 1, read, 0, written, reasons, prediction
@@ -184,14 +196,21 @@ def kernel_schedule(
 
     filled = MANY if invariant else lanes
     block, warps, stages = choose(filled, target.shared)
+    block = min(asked.block or block, next_power(split))
+    warps, stages = asked.warps or warps, asked.stages or stages
     blocks = -(-split // block)
     whole = sum(b for n, b in reads.items() if kernel.split not in plan.plan.nodes[n].axes)
+    widest, filling = choose(MANY, MANY), choose(filled, MANY)
+    sizes = (
+        []
+        if asked.block
+        else [_block_reason(block, widest[0], filling[0], split, own, lanes * blocks, target)]
+    )
+    sizes += [] if asked.stages else [_stage_reason(stages, filling[2], lanes * blocks > target.units)]
     reasons = (
         *_walk_reasons(plan, kernel, len(kernel.carries) * own * block * 4),
-        _block_reason(
-            block, choose(MANY, MANY)[0], choose(filled, MANY)[0], split, own, lanes * blocks, target
-        ),
-        _stage_reason(stages, choose(filled, MANY)[2], lanes * blocks > target.units),
+        *sizes,
+        *_asked_reasons(asked),
         *_boundary_reasons(kernel, shape),
     )
     each = -(-shape.chunks // (shape.pieces or shape.B or 1))
@@ -328,6 +347,10 @@ def _block_reason(
     if block >= next_power(split):
         return f"one block: a program holds all {split}"
     return f"blocks of {block}, the widest whose state with all of {own} stays in registers"
+
+
+def _asked_reasons(asked: LaunchSizes) -> tuple[str, ...]:
+    return (f"{asked}: as asked for",) if asked != NOTHING else ()
 
 
 def _stage_reason(stages: int, most: int, crowded: bool) -> str:

@@ -26,6 +26,8 @@ from linalg_dsl.planner.step_plan import step_backward
 Share = Literal["whole", "split", "partial"]
 _NOMINAL = 64.0
 """Nominal size of an axis, to compare how much memory the partial results of two ways take."""
+STEP_KERNELS = ("forward", "backward")
+"""The names of the two kernels that go token after token."""
 
 
 @dataclass(frozen=True, slots=True)

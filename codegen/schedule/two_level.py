@@ -76,6 +76,13 @@ class TwoLevel:
         return tuple(s for s in self.summaries if (s is self.reverse) == (phase == "backward"))
 
 
+def kernel_names(plan: KernelPlan, two: TwoLevel | None) -> tuple[tuple[str, str], ...]:
+    """(name, family) of everything that a call can launch."""
+    kernels = [*plan.forward, *plan.backward, *(s.kernel for s in (two.summaries if two else ()))]
+    scan = (("super_scan", "scan"),) if two is not None else ()
+    return (*((k.name, k.family) for k in kernels), *scan)
+
+
 def why_one_level(plan: ChunkPlan) -> str:
     """Why a plan has no second level, in words; empty if it has."""
     states = [c for c in plan.carries if c[1] == "forward"]

@@ -326,7 +326,7 @@ def test_forward_mode_derivatives_are_refused_not_lost() -> None:
         {"chunk_size": 2.5},
         {"schedule": "three_level"},
         {"state_layout": "kvk"},
-        {"tune": True},
+        {"tune": True, "backend": "torch"},
     ],
 )
 def test_unknown_options_are_refused(options: dict[str, object]) -> None:

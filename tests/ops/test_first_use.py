@@ -1,0 +1,103 @@
+"""Before a module's first use: what it will launch is known, compiled together, and does not spill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import linalg_dsl as ld
+from linalg_dsl.codegen.cache import private_copy
+from linalg_dsl.ops.bench import Shape, inputs_of
+from linalg_dsl.ops.first_use import MOST_SPILLS, alternatives, say_once, settle
+from linalg_dsl.ops.launched import Launched, Module, Use
+
+CPU = torch.device("cpu")
+BLOCK = 32
+"""Of walks in the interpreter, whose operands are float32."""
+
+
+def module_and_inputs(name: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    op = ld.compile(getattr(ld.ops, name).spec, backend="triton")
+    tensors = inputs_of(op.spec, Shape(2, 200, 2, 64, 64), torch.bfloat16, CPU)
+    # a copy: what is replaced in it stays here
+    return private_copy(op.operator("triton").module), tuple(tensors.values())
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "gla", "mdn", "mamba1"])
+def test_launches_are_those_of_a_call_and_its_backward(name: str) -> None:
+    module, tensors = module_and_inputs(name)
+    ahead, behind = ld.compile(getattr(ld.ops, name).spec, backend="triton").plan.launches()
+    place = Module(module, CPU)
+    assert len(place.launches(tensors, None, Use(save=False))) == ahead
+    found = place.launches(tensors, None, Use(save=True))
+    assert len(found) == ahead + behind
+    assert all(hasattr(module, launch.kernel) for launch in found)
+    with_states = place.launches(tensors, None, Use(initial=True, final=True))
+    assert {x.kernel for x in with_states} == {x.kernel for x in found}
+    assert with_states != found  # kernels that take and give states are others
+
+
+def test_launches_of_packed_sequences() -> None:
+    op = ld.compile(ld.ops.gla.spec, backend="triton")
+    tensors = inputs_of(op.spec, Shape(1, 200, 2, 64, 64), torch.bfloat16, CPU)
+    offsets = torch.tensor([0, 50, 50, 200])
+    found = Module(op.operator("triton").module, CPU).launches(tuple(tensors.values()), offsets, Use())
+    walk = next(x for x in found if x.kernel.endswith("fwd_walk"))
+    assert walk.programs == 3 * 2 * (64 // walk.block)
+
+
+class Compiler:
+    """Says that launches spill as ``rule`` has it."""
+
+    def __init__(self, rule: Any) -> None:
+        self.rule = rule
+        self.asked: list[Launched] = []
+
+    def __call__(self, module: ModuleType, launches: Sequence[Launched]) -> list[int]:
+        self.asked += launches
+        return [self.rule(x) for x in launches]
+
+
+def test_nothing_is_replaced_where_nothing_spills() -> None:
+    module, tensors = module_and_inputs("gla")
+    compiler = Compiler(lambda launch: MOST_SPILLS)
+    assert settle(module, tensors, None, [Use(), Use(final=True)], compiler) == ()
+    assert module.REPLACED == {}
+    assert len(set(compiler.asked)) == len(compiler.asked)  # nothing is compiled twice
+
+
+def test_sizes_that_spill_give_way_to_the_next_best() -> None:
+    module, tensors = module_and_inputs("gla")
+    compiler = Compiler(lambda x: 300 if x.kernel == "gla_fwd_walk" and x.warps == 4 else 0)
+    assert settle(module, tensors, None, [Use()], compiler) == ()
+    launches = {x.kernel: x.sizes for x in Module(module, CPU).launches(tensors, None, Use())}
+    assert launches["gla_fwd_walk"] == (BLOCK, 8, 3)
+    assert launches["gla_bwd_reverse_v"][1] == 4
+
+
+def test_narrower_blocks_come_after_more_warps() -> None:
+    assert list(alternatives(64, 4, 3)) == [(64, 8, 3), (32, 4, 3), (32, 8, 3)]
+    assert list(alternatives(16, 8, 3)) == []
+    module, tensors = module_and_inputs("gla")
+    compiler = Compiler(lambda x: 300 if x.kernel == "gla_fwd_walk" and x.block == BLOCK else 0)
+    assert settle(module, tensors, None, [Use()], compiler) == ()
+    walk = next(x for x in Module(module, CPU).launches(tensors, None, Use()) if x.kernel == "gla_fwd_walk")
+    assert walk.sizes == (BLOCK // 2, 4, 3)
+    assert walk.programs == 2 * 2 * 64 // (BLOCK // 2)
+
+
+def test_where_everything_spills_the_least_is_taken_and_said_once() -> None:
+    module, tensors = module_and_inputs("gla")
+    counts = {(BLOCK, 4): 300, (BLOCK, 8): 90, (BLOCK // 2, 4): 200, (BLOCK // 2, 8): 95}
+    compiler = Compiler(lambda x: counts[x.block, x.warps] if x.kernel == "gla_fwd_walk" else 0)
+    found = settle(module, tensors, None, [Use()], compiler)
+    assert found == ("gla_fwd_walk with block 32, 8 warps and 3 stages spills 90 registers",)
+    launches = {x.kernel: x.sizes for x in Module(module, CPU).launches(tensors, None, Use())}
+    assert launches["gla_fwd_walk"] == (BLOCK, 8, 3)
+    with pytest.warns(UserWarning, match="spills 90 registers; nothing near it spills less"):
+        say_once(found)
+    say_once(found)  # a warning is an error in these tests
