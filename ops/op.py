@@ -141,8 +141,9 @@ class CompiledOp:
                 self, args, kwargs, initial_state, state_positions, output_final_state, offsets
             )
         quick = None
-        if self._quick is not None and cu_seqlens is None and cu_seqlens_cpu is None:
-            quick = self._quick.describe(args, kwargs, initial_state, output_final_state)
+        if self._quick is not None:
+            hints = _hints(cu_seqlens_cpu, max_seqlen)
+            quick = self._quick.describe(args, kwargs, initial_state, output_final_state, cu_seqlens, hints)
             found = None if quick is None else self._quick.replay(*quick)
             if found is not None:
                 return (found[0], found[1]) if output_final_state else found[0]
@@ -171,7 +172,7 @@ class CompiledOp:
             o, states = self.run_stages(runs, call, cu_seqlens, output_final_state)
             if quick is not None and self._quick is not None and backend == "triton":
                 numbers = self.stage_ops[0].numbers(call.consts)
-                self._quick.learn(quick[1], args, kwargs, call, numbers, output_final_state)
+                self._quick.learn(quick[1], args, kwargs, call, numbers, output_final_state, cu_seqlens)
         return self._results(o, states, output_final_state)
 
     def step(
@@ -457,6 +458,15 @@ class CompiledOp:
     def __repr__(self) -> str:
         inputs = ", ".join(d.name for d in self.spec.inputs)
         return f"<linalg_dsl op {self.spec.name}({inputs}), backend {self.options.backend}>"
+
+
+def _hints(cu_seqlens_cpu: Any, max_seqlen: Any) -> tuple[object, ...]:
+    """What a call's hints are like: they are checked once, and kernels make no use of them."""
+    if cu_seqlens_cpu is None and max_seqlen is None:
+        return ()
+    if isinstance(cu_seqlens_cpu, Tensor):
+        return (cu_seqlens_cpu.shape, cu_seqlens_cpu.device, type(max_seqlen))
+    return (type(cu_seqlens_cpu), type(max_seqlen))
 
 
 def _check_hints(name: str, cu_seqlens: Any, cu_seqlens_cpu: Any, max_seqlen: Any) -> None:

@@ -104,8 +104,8 @@ class StageOp:
             initials = started(self.spec, initials, sizes, tensors[0])
         leaves = (*tensors, *initials)
         save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
-        if backend == "triton" and cu_seqlens is None and not save and not torch.compiler.is_compiling():
-            found = self.quick(registered(name), leaves, numbers, want)
+        if backend == "triton" and not save and not torch.compiler.is_compiling():
+            found = self.quick(registered(name), leaves, numbers, want, cu_seqlens)
             if found is not None:
                 return found[0], tuple(found[1:]) if want else (None,) * len(initials)
         operator = getattr(torch.ops.linalg_dsl, name)

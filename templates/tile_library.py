@@ -98,8 +98,8 @@ def row_sums(w, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
 def finite_gate(w):
     """A log gate for sums that are products with 0 and 1, where 0 times inf would be NaN.
 
-    -inf, a reset, becomes -1e30, whose exponential is zero as well; inf and NaN become 1e36, which no sum with
-    resets makes small again: its exponential is inf.
+    -inf, a reset, becomes -1e30, whose exponential is zero as well; inf and NaN become 1e36, which no sum
+    with resets makes small again: its exponential is inf.
     """
     return tl.where(w < 1e36, tl.maximum(w, -1e30), 1e36)
 
@@ -116,6 +116,15 @@ def column_sums(w, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr, S
     else:
         inside = t[None, :] < t[:, None] if STRICT else t[None, :] <= t[:, None]
     return tl.dot(tl.where(inside, 1.0, 0.0), w, input_precision=SUMS)
+
+
+@triton.jit
+def token_sums(p, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr, SUMS: tl.constexpr):
+    """The sums of ``column_sums`` of what may be NaN or infinite, which no other sum then has."""
+    t = tl.arange(0, C)
+    lower = tl.where(t[None, :] < t[:, None] if STRICT else t[None, :] <= t[:, None], 1.0, 0.0)
+    sums = tl.dot(tl.trans(lower) if AFTER else lower, p, input_precision=SUMS)
+    return without_later(sums, lower, p, C, TURNED=False, BACK=AFTER, STRICT=STRICT, PRECISION=SUMS)
 
 
 @triton.jit
@@ -159,13 +168,13 @@ def meeting_tokens(level, t):
 @triton.jit
 def without_later(
     r, a, z, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
     """r = a z, or aT z if BACK, of a lower triangle a [C, C], without what 0 times NaN or inf left there.
 
-    Tiles [C, D], or [D, C] if TURNED. A column of z that is not finite at a token must not be seen in rows
-    before it (behind it if BACK): these rows are those of the product without it. A look at r is all that
-    this costs where everything is finite.
+    Tiles [C, D], or [D, C] if TURNED. A column of z that is not finite at a token is NaN from there on (up to
+    there if BACK), and the rows before it are those of the product without it. A look at r is all that this
+    costs where everything is finite.
     """
     if tl.max(tl.max((r != r).to(tl.int32), 1), 0) > 0:
         TOKENS: tl.constexpr = 1 if TURNED else 0
@@ -188,13 +197,20 @@ def without_later(
 
 
 @triton.jit
-def first_bad_row(n, t, C: tl.constexpr):
-    """The first token in whose row of n, below the diagonal, a number is not finite; C if there is none."""
-    good = (tl.abs(n) < float("inf")) | (t[:, None] <= t[None, :])
-    return tl.min(tl.min(tl.where(good, C, t[:, None]), 1), 0)
+def bad_columns(n, t):
+    """[C]: of every row the last entry below the diagonal that is not finite, as a token; -1 if all are."""
+    bad = (tl.abs(n) < float("inf")) == 0
+    return tl.max(tl.where(bad & (t[None, :] < t[:, None]), t[None, :], -1), 1)
 
 
 @triton.jit
-def spoilt_rows(x, bad, t):
-    """A lower triangle with NaN in the rows from token ``bad`` on."""
-    return tl.where((t[:, None] >= bad) & (t[:, None] >= t[None, :]), float("nan"), x)
+def finite_entries(n):
+    """Zero in place of what is not finite."""
+    return tl.where(tl.abs(n) < float("inf"), n, 0.0)
+
+
+@triton.jit
+def spoilt_by(x, bad, t):
+    """The inverse x of a triangle, NaN where entries that are not finite, in ``bad_columns``, go into it."""
+    reach = tl.max(tl.where(t[None, :] <= t[:, None], bad[None, :], -1), 1)
+    return tl.where(t[None, :] <= reach[:, None], float("nan"), x)

@@ -44,6 +44,13 @@ def triangle(nodes: Sequence[Node], n: int) -> Triangle | None:
             return None
 
 
+def selected(kind: Triangle | None, value: str) -> str:
+    """A [C, C] value, of a triangle with zeros above the diagonal whatever stands there."""
+    if kind is None:
+        return value
+    return f"tl.where(o_t[:, None] {'>=' if kind == 'whole' else '>'} o_t[None, :], {value}, 0.0)"
+
+
 def _of_read(read: str) -> Triangle:
     return "whole" if read == "inclusive" else "strict"
 

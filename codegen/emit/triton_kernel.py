@@ -11,7 +11,6 @@ from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.trace import Values, values_of
 from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, ProductsText, boundary_suffix
-from linalg_dsl.codegen.emit import triton_statements
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
 from linalg_dsl.codegen.emit.triton_transform import TransformText
 from linalg_dsl.codegen.schedule.alone import lone_transform
@@ -30,7 +29,8 @@ _RESERVED = (
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
     "b_decayed_state", "b_limit", "first_mark", "i_share", "parity_sign", "softplus", "tanh", "expm1", "sign",
     "step", "power", "pairs_decay", "span_sum", "row_sums", "column_sums", "anchored_intervals",
-    "meeting_blocks", "without_later", "first_bad_row", "spoilt_rows", "finite_gate", "i_bad",
+    "meeting_blocks", "without_later", "bad_columns", "finite_entries",
+    "spoilt_by", "finite_gate", "token_sums",
 )  # fmt: skip
 
 
@@ -143,7 +143,6 @@ class KernelPrinter:
             names,
             needs_zero=self._needs_zero(),
             turned=turned_axis(self.nodes, kernel),
-            checked=triton_statements.CHECKED == 2 or (triton_statements.CHECKED == 1 and kernel.name.startswith("fwd")),
         )
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's

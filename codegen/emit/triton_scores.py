@@ -47,9 +47,7 @@ class JointScores:
     def statements(self) -> list[str]:
         gate = self._name("w")
         self.out.library.add("finite_gate")
-        lines = [
-            f"{gate} = finite_gate({self.w})",
-        ]
+        lines = [f"{gate} = finite_gate({self.w})"]
         self.gate = gate
         return lines + (self._adjoints() if self.adjoint else self._scores())
 
@@ -108,7 +106,7 @@ class JointScores:
         moved: dict[bool, list[str]] = {kind: [] for kind in self.kinds}
         for i, name in dx.items():
             terms = [
-                self._without_later(f"tl.dot({part[k]}, {cols[j]}, input_precision=PRECISION)", part[k], cols[j], False)
+                self._without_later(part[k], cols[j], back=False)
                 for k, (row, j) in enumerate(self.pairs) if row == i
             ]  # fmt: skip
             step = self._name("step_x", i)
@@ -119,7 +117,7 @@ class JointScores:
             moved[self.exclusive[i]].append(f"{self.x[i]} * {step}")
         for j, name in dy.items():
             terms = [
-                self._without_later(f"tl.dot(tl.trans({part[k]}), {rows[i]}, input_precision=PRECISION)", part[k], rows[i], True)
+                self._without_later(part[k], rows[i], back=True)
                 for k, (i, col) in enumerate(self.pairs) if col == j
             ]  # fmt: skip
             step = self._name("step_y", j)
@@ -133,11 +131,10 @@ class JointScores:
             body.append(f"{dw} += tl.dot({back}, {' + '.join(terms)}, input_precision=SUMS)")
         return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body)]
 
-    def _without_later(self, product: str, part: str, factor: str, back: bool) -> str:
-        """Pairs that do not meet at a level are zero in ``part``, and leave no trace, not of NaN either."""
-        if not self.out.checked:
-            return product
+    def _without_later(self, part: str, factor: str, *, back: bool) -> str:
+        """A product with the pairs that meet: the others are zero, and leave no trace, not of NaN either."""
         self.out.library.add("without_later")
+        product = f"tl.dot({f'tl.trans({part})' if back else part}, {factor}, input_precision=PRECISION)"
         flags = f"TURNED=False, BACK={back}, STRICT=True, PRECISION=PRECISION"
         return f"without_later({product}, {part}, {factor}, C, {flags})"
 

@@ -8,12 +8,11 @@ a product or a decay will use them, so nothing relies on 0 * x = 0.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from linalg_dsl.codegen.emit.names import Names
-from linalg_dsl.codegen.emit.triangles import triangle
+from linalg_dsl.codegen.emit.triangles import selected, triangle
 from linalg_dsl.codegen.emit.triton_scores import JointScores
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import FLOOR, OPS, Axes
@@ -38,7 +37,6 @@ _UNARY = {
     "side": "tl.where({0} < 0, -1.0, 1.0)",
     "log_size": f"tl.log(tl.maximum(tl.abs({{0}}), {FLOOR!r}))",
 }
-CHECKED = 2
 ZERO_AT_ZERO = frozenset({"tanh", "silu", "relu", "elu", "sqrt", "abs", "sign"})
 SINGULAR = frozenset({"reciprocal", "rsqrt", "sqrt", "log", "pow"})
 """Not finite somewhere: on padding they are set to zero at once, since 0 times inf is not 0."""
@@ -84,7 +82,6 @@ class Statements:
     A product's first operand and its result then have the block's rows, 64 or more, where the tensor cores
     want 64; a chunk may be shorter. Its second operand is a tile as it was loaded.
     """
-    checked: bool = True
     picks: dict[tuple[int, int], str] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
     """Lines that belong before a loop over blocks: where its sums begin."""
@@ -250,10 +247,8 @@ class Statements:
                     "span_sum", *args, "C", f"EXCLUSIVE={node.attr('read') == 'exclusive'}"
                 ), False
             case "from_start":
-                return (
-                    f"tl.exp({self._sums(args[0], wide, after=False, strict=bool(node.attr('exclusive')), gate=True)})",
-                    False,
-                )
+                strict = bool(node.attr("exclusive"))
+                return f"tl.exp({self._sums(args[0], wide, after=False, strict=strict, gate=True)})", False
             case "to_end":
                 return f"tl.exp({self._sums(args[0], wide, after=True, strict=True, gate=True)})", False
             case "total":
@@ -280,14 +275,10 @@ class Statements:
     def _product(self, node: Node) -> str:
         """Elementwise; above the diagonal zero whatever the other factor is there."""
         known = [triangle(self.nodes, a) for a in node.args]
-        kind = next((k for k in known if k), None)
         product = self._binary("*", node)
-        if kind is None or all(
-            k or self.nodes[a].op == "number" for a, k in zip(node.args, known, strict=True)
-        ):
+        if all(k or self.nodes[a].op == "number" for a, k in zip(node.args, known, strict=True)):
             return product
-        sign = ">=" if kind == "whole" else ">"
-        return f"tl.where(o_t[:, None] {sign} o_t[None, :], {product}, 0.0)"
+        return selected(next((k for k in known if k), None), product)
 
     def _without_later(self, node: Node, name: str) -> list[str]:
         """What a product with a triangle does so that later tokens leave no trace, not of NaN either."""
@@ -295,7 +286,7 @@ class Statements:
         if not (plain or node.op in ("apply", "apply_t")) or len(self.nodes[node.args[1]].axes) == 1:
             return []
         kind = triangle(self.nodes, node.args[0])
-        if kind is None or not self.checked:
+        if kind is None:
             return []
         a, z = (self.value(x) if plain else self.operand(x) for x in node.args)
         turned = self.tile(self.nodes[node.args[1]].axes)[0] != "t"
@@ -307,8 +298,9 @@ class Statements:
         flags = (f"AFTER={after}", f"STRICT={strict}")
         if not wide:
             return self._call("row_sums", arg, "C", *flags)
-        operand = self._call("finite_gate", arg) if gate else arg
-        return self._call("column_sums", operand, "C", *flags, "SUMS=SUMS")
+        if not gate:
+            return self._call("token_sums", arg, "C", *flags, "SUMS=SUMS")
+        return self._call("column_sums", self._call("finite_gate", arg), "C", *flags, "SUMS=SUMS")
 
     def _narrow(self, node: Node) -> str:
         """A product with one number per token: it needs no tensor core, and no rounding."""
@@ -320,11 +312,7 @@ class Statements:
                 product, axis = f"{a} * {z}[None, :]", 1
             case _:
                 product, axis = f"{a} * {z}[:, None]", 0
-        kind = triangle(self.nodes, node.args[0])
-        if kind is not None:
-            sign = ">=" if kind == "whole" else ">"
-            product = f"tl.where(o_t[:, None] {sign} o_t[None, :], {product}, 0.0)"
-        return f"tl.sum({product}, {axis})"
+        return f"tl.sum({selected(triangle(self.nodes, node.args[0]), product)}, {axis})"
 
     def _compose(self, node: Node) -> str:
         """Decays times decays, of which other factors are made: in float32."""
@@ -449,12 +437,14 @@ class Statements:
                 self.lines.append(
                     f"{inverse[i, k]} = {unit if i == k else 'tl.zeros((C, C), dtype=tl.float32)'}"
                 )
-        if self.checked:
-            self.library |= {"first_bad_row", "spoilt_rows"}
-            bad = self.names.unique("i_bad")
-            found = [f"first_bad_row({name}, o_t, C)" for name in system.values()]
-            self.lines.append(f"{bad} = {functools.reduce('tl.minimum({0}, {1})'.format, found or ['C'])}")
-            self.lines += [f"{x} = tl.where(o_t[:, None] < {bad}, {x}, 0.0)" for x in system.values()]
+        self.library |= {"bad_columns", "finite_entries", "spoilt_by"}
+        bad = self.names.unique("b_bad")
+        for count, x in enumerate(system.values()):
+            found = f"bad_columns({x}, o_t)"
+            self.lines += [
+                f"{bad} = {f'tl.maximum({bad}, {found})' if count else found}",
+                f"{x} = finite_entries({x})",
+            ]
         self.lines += ["for level in range(LEVELS):", "    m_level = meeting_blocks(level, C)"]
         step: dict[tuple[int, int], list[str]] = {}
         for i, k in system:
@@ -478,8 +468,7 @@ class Statements:
         }
         self.lines += [f"    {fresh[key]} = {' + '.join(updates[key])}" for key in fresh]
         self.lines += [f"    {inverse[key]} += {fresh[key]}" for key in fresh]
-        if self.checked:
-            self.lines += [f"{x} = spoilt_rows({x}, {bad}, o_t)" for x in inverse.values()]
+        self.lines += [f"{x} = spoilt_by({x}, {bad}, o_t)" for x in inverse.values() if system]
         for i in range(r):
             for k in range(r):
                 self.picks[n, i * r + k] = inverse[i, k]

@@ -77,4 +77,5 @@ def choose_decode(
     warps = 1
     while warps < (16 if whole > 8192 else 8) and held > 32 * warps * 32:
         warps *= 2
-    return block, warps, 2 if held <= 32 * warps * 32 else 1
+    # 16 warps leave a thread 128 registers: there is no room for the loads of a second token
+    return block, warps, 2 if held <= 32 * warps * 32 and warps < 16 else 1

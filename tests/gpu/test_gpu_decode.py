@@ -20,11 +20,6 @@ from linalg_dsl.ops.op import CompiledOp
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LINALG_DSL_REPLAY", "1")
-
-
 SMALLER = {"abc": 16.0, "gsa": 16.0, "raven": 16.0, "blurry_window": 16.0}
 """Consts m of a call; with their own these are slow in the interpreter only."""
 
