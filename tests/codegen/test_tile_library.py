@@ -61,7 +61,31 @@ def rows(w, y, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
 @triton.jit
 def columns(w, y, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
     at = tl.arange(0, C)[:, None] * 16 + tl.arange(0, 16)[None, :]
-    tl.store(y + at, column_sums(tl.load(w + at), C, AFTER, STRICT, "ieee"))
+    tl.store(y + at, column_sums(finite_gate(tl.load(w + at)), C, AFTER, STRICT, "ieee"))
+
+
+@triton.jit
+def product(w, y, C: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr, TURNED: tl.constexpr):
+    o = tl.arange(0, C)
+    inside = o[:, None] > o[None, :] if STRICT else o[:, None] >= o[None, :]
+    a = tl.where(inside, 1.0, 0.0)
+    d = tl.arange(0, 16)
+    at = o[None, :] * 16 + d[:, None] if TURNED else o[:, None] * 16 + d[None, :]
+    z = tl.load(w + at)
+    if TURNED:
+        r = tl.dot(z, a if BACK else tl.trans(a), input_precision="ieee")
+    else:
+        r = tl.dot(tl.trans(a) if BACK else a, z, input_precision="ieee")
+    tl.store(y + at, without_later(r, a, z, C, TURNED, BACK, STRICT, "ieee"))
+
+
+@triton.jit
+def inverse_spoilt(w, y, C: tl.constexpr):
+    o = tl.arange(0, C)
+    at = o[:, None] * C + o[None, :]
+    n = tl.load(w + at)
+    whole = tl.where(o[:, None] >= o[None, :], 1.0, 0.0)
+    tl.store(y + at, tl.where(finite_entries(n) == n, 0.0, 1.0) + spoilt_by(whole, bad_columns(n, o), o))
 
 
 @triton.jit
@@ -166,6 +190,36 @@ def test_sums_of_rows_and_columns(after: bool, strict: bool, C: int, library: Mo
     finite = want.isfinite()
     torch.testing.assert_close(columns[finite], want[finite], rtol=1e-5, atol=1e-5)
     assert (columns[~finite] <= -1e30).all()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+def test_products_with_a_triangle_keep_what_is_not_finite_to_one_side(
+    strict: bool, back: bool, turned: bool, library: ModuleType
+) -> None:
+    z = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)).double()
+    a = torch.ones(16, 16).double().tril(-1 if strict else 0)
+    want = (a.T if back else a) @ z
+    z[5, 2], z[9, 2], z[7, 4] = float("nan"), float("inf"), -float("inf")
+    got = run(library.product, z, (16, 16), C=16, BACK=back, STRICT=strict, TURNED=turned)
+    rows = torch.arange(16)
+    for column in range(16):
+        first, last = {2: (5, 9), 4: (7, 7)}.get(column, (16, -1))
+        spoilt = (rows < last + (not strict)) if back else (rows >= first + strict)
+        assert torch.equal(~got[:, column].isfinite(), spoilt)
+        torch.testing.assert_close(got[~spoilt, column], want[~spoilt, column], rtol=1e-5, atol=1e-5)
+
+
+def test_an_inverse_is_spoilt_where_an_entry_goes_into_it(library: ModuleType) -> None:
+    n = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)).double()
+    n[9, 4], n[3, 12] = (
+        float("inf"),
+        float("nan"),
+    )  # one below the diagonal, one above, which counts for nothing
+    got = run(library.inverse_spoilt, n, (16, 16), C=16)
+    t = torch.arange(16)
+    assert torch.equal(got.isnan(), (t[:, None] >= 9) & (t[None, :] <= 4))
 
 
 @pytest.mark.parametrize("C", CHUNKS)
