@@ -18,7 +18,7 @@ from linalg_dsl.codegen.emit.signature import (
     sized,
     tuple_text,
 )
-from linalg_dsl.codegen.emit.torch_helpers import library_import
+from linalg_dsl.codegen.emit.torch_helpers import WIDTH, library_import
 from linalg_dsl.language.spec import RecurrenceSpec
 
 
@@ -46,7 +46,7 @@ class TorchModule:
     input_names: str
     const_names: str
     states: str
-    layout: tuple[tuple[str, str], ...]
+    layout: tuple[str, ...]
     unit: str
     inputs: tuple[str, ...]
     forward_args: tuple[str, ...]
@@ -57,6 +57,7 @@ class TorchModule:
     backward_lines: tuple[str, ...]
     backward_result: str
     backward_doc: str
+    shared: PrintedFunction | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class TorchText:
     """A module over whole sequences: ``unit`` is what its two functions are of, "chunk" or "token".
 
     ``inputs``: their names in the functions; ``gradients``: which have one; ``numbers``: fixed consts;
-    ``used``: the functions of the library that the statements call.
+    ``used``: the functions of the library that the statements call; ``shared``: the function that forward and
+    backward call, if there is one.
     """
 
     spec: RecurrenceSpec
@@ -81,6 +83,7 @@ class TorchText:
     used: Collection[str]
     forward: PrintedFunction
     backward: PrintedFunction
+    shared: PrintedFunction | None = None
 
     def text(self) -> str:
         spec, forward, backward = self.spec, self.forward, self.backward
@@ -108,10 +111,12 @@ class TorchText:
                 backward_lines=backward.lines,
                 backward_result=backward.result,
                 backward_doc=backward.doc,
+                shared=self.shared,
             ),
         )
 
-    def _layout(self) -> list[tuple[str, str]]:
+    def _layout(self) -> list[str]:
+        """The entries, as many to a line as fit."""
         spec = self.spec
 
         def axes(dims: Sequence[Dim]) -> str:
@@ -119,7 +124,7 @@ class TorchText:
 
         where = {a: axis_source(spec, a) for a in ("K", "V") if any(a in i.dims for i in spec.inputs)}
         found = {
-            "timed": tuple_text(repr(i.timed) for i in spec.inputs),
+            "timed": _flags([i.timed for i in spec.inputs]),
             "states": tuple_text(axes(s.dims) for s in spec.states),
             "starts": tuple_text(_float(s.start) for s in spec.states),
             "output": axes(output_dims(spec)),
@@ -127,14 +132,26 @@ class TorchText:
             "like": str(output_like(spec)),
             "wide": repr(self.wide),
             "chunk": str(self.chunk),
-            "gradients": tuple_text(map(repr, self.gradients)),
-            "resets": tuple_text(repr(i.kind == "log_gate") for i in spec.inputs),
+            "gradients": _flags(self.gradients),
+            "resets": _flags([i.kind == "log_gate" for i in spec.inputs]),
         }
         if self.unit == "chunk":
             del found["starts"]  # a state is handed in where it does not start at 0
         else:
             del found["resets"]  # no product of matrices mixes tokens
-        return list(found.items())
+        lines = [""]
+        for entry in (f'"{key}": {value},' for key, value in found.items()):
+            if len(lines[-1]) + len(entry) >= WIDTH:
+                lines.append("")
+            lines[-1] = f"{lines[-1]} {entry}".lstrip()
+        return lines
+
+
+def _flags(flags: Sequence[bool]) -> str:
+    """A tuple of truth values; ``(True,) * 8`` where all are one."""
+    if len(flags) > 2 and len(set(flags)) == 1:
+        return f"({flags[0]},) * {len(flags)}"
+    return tuple_text(map(repr, flags))
 
 
 def _float(x: float) -> str:

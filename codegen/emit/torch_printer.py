@@ -7,10 +7,11 @@ written inside the line that uses them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from linalg_dsl.codegen.emit.names import Names
-from linalg_dsl.codegen.emit.torch_solve import SolvePrinter
+from linalg_dsl.codegen.emit.torch_solve import SolvePrinter, Systems
 from linalg_dsl.codegen.emit.torch_text import (
     ATOM,
     POWER,
@@ -31,8 +32,9 @@ from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import FLOOR, Axes
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
-_INLINE_LIMIT = 72
-_LINE_LIMIT = 88
+_INLINE_LIMIT = 80
+_LINE_LIMIT = 102
+_SHORT = 16
 _INLINE_OPS = frozenset(
     {
         "add",
@@ -81,37 +83,50 @@ class ChunkPrinter:
 
     ``leaves`` gives the identifiers of inputs, params, consts, carries and cotangents by (op, name), a
     reverse carry under "carry_reverse";
-    ``like`` is the identifier of a tensor [B, H, K, V] whose type and device new tensors take. After
+    ``like`` is the identifier of a tensor [B, H, K, V] whose type and device new tensors take; ``row_counts``
+    says how many rows an input has. After
     ``run``, ``lines`` holds the statements, ``used`` the helper functions they call and ``sizes`` which of
-    the sizes C, K, V they mention.
+    the sizes K, V they mention.
     """
 
     def __init__(
-        self, plan: ChunkPlan, leaves: Mapping[tuple[str, str], str], names: Names, like: str
+        self,
+        plan: ChunkPlan,
+        leaves: Mapping[tuple[str, str], str],
+        names: Names,
+        like: str,
+        row_counts: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.plan = plan
         self.leaves = leaves
         self.names = names
         self.like = like
         self.lines: list[str] = []
+        self.row_counts = row_counts
         self.used: set[str] = set()
         self.sizes: set[str] = set()
+        self._given: frozenset[int] = frozenset()
         self._text: dict[int, Text] = {}
         self._solve = SolvePrinter(self)
         self._solved: dict[int, list[Text]] = {}
         self._uses: dict[int, int] = {}
 
-    def run(self, roots: Iterable[int]) -> list[Text]:
-        """The texts of ``roots``, all of them names, numbers or parts of arguments."""
+    def run(self, roots: Iterable[int], short: Collection[int] = ()) -> list[Text]:
+        """The texts of ``roots``, all of them names, numbers or parts of arguments; ``short`` ones may be
+        short expressions."""
         wanted = list(roots)
-        live = self.plan.live(wanted)
+        live = self.plan.live(wanted, self._given) - self._given
         for i in live:
             node = self.plan.nodes[i]
             weight = 2 if node.op in ("solve", "solve_t") else 1  # a solve mentions its operands repeatedly
             for a in node.args:
                 self._uses[a] = self._uses.get(a, 0) + weight
-        for i in sorted(live):
+        rows = self._rows(live)
+        for i in sorted(live - self._given):
             node = self.plan.nodes[i]
+            if i in rows:
+                self._unbind(rows[i])
+                continue
             if node.op in ("solve", "solve_t"):
                 labels = {
                     int(str(n.attr("index"))): n.label
@@ -121,11 +136,24 @@ class ChunkPrinter:
                 self._solved[i] = self._solve.run(node, self._args(node), labels)
                 continue
             text = self._print(node)
-            keep = (
-                text.scalar or text.code.isidentifier() or (i not in wanted and self._inlined(i, node, text))
-            )
+            keep = text.scalar or text.code.isidentifier()
+            if i in short:
+                keep |= i not in self._uses and len(text.code) <= _SHORT
+            else:
+                keep |= i not in wanted and self._inlined(i, node, text)
             self._text[i] = text if keep else self._assign(node, text)
         return [self._text[i] for i in wanted]
+
+    def give(self, values: Mapping[int, Text], systems: Systems) -> None:
+        """Values that the statements find made, and the systems of solves among them."""
+        self._given = frozenset(values)
+        self._text |= values
+        self._solve.systems |= systems
+
+    @property
+    def systems(self) -> Systems:
+        """The triangular systems of all solves, by the texts that they are made of."""
+        return self._solve.systems
 
     def values(self) -> Values:
         """What the names of the function stand for; of a solve, what nothing else uses stands for it all."""
@@ -135,6 +163,28 @@ class ChunkPrinter:
         return found
 
     # -- statements ---------------------------------------------------------------------------
+    def _rows(self, live: Collection[int]) -> dict[int, tuple[int, ...]]:
+        """The rows of inputs of which all are used, each with all of its input in order."""
+        found: dict[str, dict[int, int]] = {}
+        for i in live:
+            node = self.plan.nodes[i]
+            row = dict(node.attrs).get("row")
+            if row is not None and node.op in ("input", "param"):
+                found.setdefault(str(node.attr("name")), {})[int(str(row))] = i
+        whole = (rows for name, rows in found.items() if len(rows) == self.row_counts.get(name, 0) > 1)
+        return {i: tuple(rows[j] for j in sorted(rows)) for rows in whole for i in rows.values()}
+
+    def _unbind(self, rows: tuple[int, ...]) -> None:
+        if rows[0] in self._text:
+            return
+        node = self.plan.nodes[rows[0]]
+        made = [self.names.unique(self.plan.nodes[i].label or "row") for i in rows]
+        dim = -1 - sum(a in ("K", "V") for a in node.axes)
+        source = self.leaves[node.op, str(node.attr("name"))]
+        self.lines.append(f"{', '.join(made)} = {source}.unbind({dim})")
+        for i, name in zip(rows, made, strict=True):
+            self._text[i] = Text(name, ATOM, self.plan.nodes[i].axes)
+
     def _assign(self, node: Node, text: Text) -> Text:
         return self.let(node.label or _PREFIX.get(node.op, "x"), text)
 
@@ -154,7 +204,8 @@ class ChunkPrinter:
     def _print(self, node: Node) -> Text:
         attrs = dict(node.attrs)
         text = self._value(node, self._args(node), attrs)
-        while len(text.code) > _LINE_LIMIT and self._name_longest(node):
+        limit = _LINE_LIMIT - max(len(node.label), 4)
+        while len(text.code) > limit and self._name_longest(node):
             text = self._value(node, self._args(node), attrs)
         if text.axes != node.axes and not text.scalar:
             raise InternalError(f"{node.op} printed with axes {text.axes}, planned with {node.axes}")
@@ -341,6 +392,7 @@ class ChunkPrinter:
         return call("repeat", self._tensor(x), str(dim(axes, axis)), size, axes=axes)
 
     def _size(self, axis: str) -> str:
-        size = {"t": "C", "K": "K", "V": "V"}[axis]
-        self.sizes.add(size)
-        return size
+        if axis == "t":
+            return next(f"{name}.shape[2]" for (op, _), name in self.leaves.items() if op == "input")
+        self.sizes.add(axis)
+        return axis

@@ -29,6 +29,8 @@ class Statements(Protocol):
 
 
 Blocks = Sequence[Sequence[Text]]
+Systems = Mapping[tuple[str, ...], Text]
+"""G Sigma by the texts of G and Sigma."""
 
 
 class SolvePrinter:
@@ -36,7 +38,7 @@ class SolvePrinter:
 
     def __init__(self, out: Statements) -> None:
         self.out = out
-        self._systems: dict[tuple[str, ...], Text] = {}
+        self.systems: dict[tuple[str, ...], Text] = {}
         self._inverses: dict[tuple[str, ...], list[list[Text]]] = {}
 
     def run(self, node: Node, args: Sequence[Text], labels: Mapping[int, str]) -> list[Text]:
@@ -97,8 +99,11 @@ class SolvePrinter:
         if len(right) == 1:
             return [out.let(names[0], out.helper(function, system, right[0], axes=axes))]
         out.used |= {function, "by_token"}
-        if sum(len(x.code) for x in right) > _ROW_LIMIT:
-            right = [out.let("right", x) for x in right]
+        while sum(len(x.code) for x in right) > _ROW_LIMIT:
+            longest = max(range(len(right)), key=lambda i: len(right[i].code))
+            if right[longest].code.isidentifier():
+                break
+            right[longest] = out.let("right", right[longest])
         made = [out.names.unique(n) for n in names]
         rows = ", ".join(x.code for x in right)
         out.lines.append(f"{', '.join(made)} = by_token({function}, {system.code}, [{rows}])")
@@ -136,13 +141,13 @@ class SolvePrinter:
     def _system(self, G: Blocks, S: Blocks) -> Text:
         """G Sigma: one matrix [C r, C r] in the order of tokens."""
         key = _key(G, S)
-        if key not in self._systems:
+        if key not in self.systems:
             if len(G) == 1:
                 found = total(mul(g, _of_columns(row[0])) for g, row in zip(G[0], S, strict=True))
-                self._systems[key] = self.out.let("system", found)
+                self.systems[key] = self.out.let("system", found)
             else:
-                self._systems[key] = self._interleaved(G, S)
-        return self._systems[key]
+                self.systems[key] = self._interleaved(G, S)
+        return self.systems[key]
 
     def _interleaved(self, G: Blocks, S: Blocks) -> Text:
         some = next((g.code for row in G for g in row if not g.scalar), None)

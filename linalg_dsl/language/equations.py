@@ -126,7 +126,7 @@ class Equations:
         if ref.name in self.expanded and ref.index is not None:
             known = self.scope.values.get(ref.name, Value(ex.ZERO))
             expr = self.expanded[ref.name]
-            if ref.index.time < 0:
+            if (ref.index.time or 0) < 0:
                 expr = shifted(expr)
             return replace(known, expr=expr, depth=1, size=1)
         return self.scope.lookup(ref)
@@ -311,7 +311,9 @@ class Equations:
         """The equation of the state that a loop updates: the last one of its body."""
         hint = "a loop has an indented body, whose last line is the substep of one state: `S_t = ...`"
         is_state = [self._is_state(a) for a in loop.body]
-        if not loop.body:
+        if self.scope.lost_equation() and not (is_state and is_state[-1]):
+            pass  # what could not be read may have been in it
+        elif not loop.body:
             if all(m.span != loop.span for m in self.mistakes.found):  # else its head is at fault
                 self.mistakes.add("E903", "a loop without substeps", loop.span, hint)
         elif not is_state[-1]:

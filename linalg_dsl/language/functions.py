@@ -119,7 +119,7 @@ def prev(x: Traced) -> Traced:
     def walk(node: syn.Node) -> syn.Node:
         if id(node) not in done:
             match node:
-                case syn.Ref(name, syn.Index(time, row)):
+                case syn.Ref(name, syn.Index(int(time), row)):
                     done[id(node)] = syn.Ref(name, syn.Index(time - 1, row), where)
                 case _:
                     done[id(node)] = syn.rebuild(node, walk)

@@ -6,7 +6,7 @@ import unicodedata
 
 from linalg_dsl.algebra.expr import FUNCTIONS
 
-RESERVED = frozenset(FUNCTIONS) | {"diag", "outer", "I", "K", "V", "T", "t", "inf"}
+RESERVED = frozenset(FUNCTIONS) | {"diag", "Diag", "outer", "I", "K", "V", "T", "t", "inf"}
 DIMENSIONS = ("K", "V")
 LONGEST = 64
 

@@ -131,11 +131,11 @@ def _decimal(value: Fraction) -> str | None:
 
 
 def _symbol(symbol: ex.Symbol) -> str:
+    row = "" if symbol.row is None else str(symbol.row if isinstance(symbol.row, str) else symbol.row + 1)
     if symbol.time is None:
-        return symbol.name
+        return f"{symbol.name}_{{{row}}}" if row else symbol.name
     time = "t" if symbol.time == 0 else f"t{symbol.time:+d}"
-    if symbol.row is not None:
-        row = symbol.row if isinstance(symbol.row, str) else symbol.row + 1
+    if row:
         return f"{symbol.name}_{{{time},{row}}}"
     return f"{symbol.name}_t" if time == "t" else f"{symbol.name}_{{{time}}}"
 

@@ -67,14 +67,18 @@ class Scope:
             self.missing(ref)
             return None
         if entry.role in ("param", "const"):
-            if index is not None:
-                message = f"`{name}` is {article(entry.role)} and has no time index"
-                declared = (("declared here", entry.span),)
-                self.add("E203", message, ref.span, f"write `{name}`", declared)
+            if index is not None and (index.time is not None or entry.role == "const"):
+                self.without_time(ref, entry)
                 return None
-            return None if entry.shape is None else Value(ex.Symbol(name, entry.shape, None))
+            return self.param_at(ref, entry, None if index is None else index.row)
         if index is None:
             self.add("E202", f"`{name}` changes with the token", ref.span, f"write `{name}_t`")
+            return None
+        if index.time is None:
+            hint = f"write `{name}_t` or `{name}_{{t-1}}`"
+            if entry.role == "input" and entry.dims and entry.dims[0] not in DIMENSIONS:
+                hint = f"a row of an input has its time, too: `{name}_{{t,{index.row}}}`"
+            self.add("E103", f"`{index.row}` is not an index of `{name}`", ref.span, hint)
             return None
         if index.time > 0:
             self.add(
@@ -89,19 +93,40 @@ class Scope:
             case _:
                 return self.binding_at(ref, entry, index)
 
+    def without_time(self, ref: syn.Ref, entry: Entry) -> None:
+        """A mistake: a param or const with a time index."""
+        row = ref.index.row if ref.index is not None and entry.role == "param" else None
+        message = f"`{ref.name}` is {article(entry.role)} and has no time index"
+        hint = f"write `{ref.name}`" if row is None else f"write `{ref.name}_{{{row}}}` for its row"
+        self.add("E203", message, ref.span, hint, (("declared here", entry.span),))
+
+    def param_at(self, ref: syn.Ref, entry: Entry, row: int | str | None) -> Value | None:
+        """A param or const, or a row of a param."""
+        if entry.shape is None:
+            return None
+        if row is None:
+            return Value(ex.Symbol(ref.name, entry.shape, None))
+        return self.row_of(ref, entry, row, None)
+
     def input_at(self, ref: syn.Ref, entry: Entry, index: syn.Index) -> Value | None:
-        if index.time < -1:
+        time = index.time or 0
+        if time < -1:
             self.too_far(ref)
             return None
         if entry.shape is None:
             return None
         if index.row is None:
-            return Value(ex.Symbol(ref.name, entry.shape, index.time), is_shifted=index.time < 0)
-        row = self.row(ref, entry, index.row)
+            return Value(ex.Symbol(ref.name, entry.shape, time), is_shifted=time < 0)
+        found = self.row_of(ref, entry, index.row, time)
+        return None if found is None else replace(found, is_shifted=time < 0)
+
+    def row_of(self, ref: syn.Ref, entry: Entry, wanted: int | str, time: int | None) -> Value | None:
+        """A row of an input at a time, or of a param."""
+        row = self.row(ref, entry, wanted)
         if row is None:
             return None
         shape = (entry.dims[1], 1) if len(entry.dims) == 2 else ex.SCALAR
-        return Value(ex.Symbol(ref.name, shape, index.time, row), is_shifted=index.time < 0)
+        return Value(ex.Symbol(ref.name, shape, time, row))
 
     def too_far(self, ref: syn.Ref) -> None:
         hint = f"write `{ref.name}_{{t-1}}`, or pass the shifted tensor as an input of its own"
@@ -110,7 +135,8 @@ class Scope:
     def row(self, ref: syn.Ref, entry: Entry, row: int | str) -> int | str | None:
         """The row counted from 0, or the index of the loop around."""
         if not entry.dims or entry.dims[0] in DIMENSIONS:
-            self.add("E307", f"`{ref.name}` has no rows", ref.span, f"write `{ref.name}_t`",
+            whole = ref.name if entry.role == "param" else f"{ref.name}_t"
+            self.add("E307", f"`{ref.name}` has no rows", ref.span, f"write `{whole}`",
                      (("declared here", entry.span),))  # fmt: skip
             return None
         count = entry.dims[0]
@@ -140,12 +166,15 @@ class Scope:
         if index.row is not None:
             self.add("E307", f"the state `{name}` has no rows to pick", ref.span)
             return None
-        if index.time < -1:
+        time = index.time or 0
+        if time < -1:
             self.add("E902", f"`{show_ref(ref)}`: only one step back is supported", ref.span,
                      f"write `{name}_{{t-1}}`")  # fmt: skip
             return None
         is_running = self.running is not None and self.running.state == name
-        if index.time == 0 and name not in self.updated and not is_running:
+        if time == 0 and name not in self.updated and not is_running:
+            if self.lost(name):
+                return None
             hint = self.order_hint(name)
             if ref.span and re.match(r"\s?[-\u2212]\s?1\b", ref.span.text[ref.span.end :]):
                 hint = f"an index of several signs stands in braces: `{name}_{{t-1}}`"
@@ -153,7 +182,7 @@ class Scope:
             return None
         if entry.shape is None:
             return None
-        return Value(ex.Symbol(name, entry.shape, index.time), states=frozenset({name}))
+        return Value(ex.Symbol(name, entry.shape, time), states=frozenset({name}))
 
     def order_hint(self, name: str) -> str:
         """What to do about a state's present that is not known in the equation in hand."""
@@ -195,15 +224,15 @@ class Scope:
             return None
         if entry.shape is None:
             return None
-        known = self.values.get(ref.name)
-        symbol = ex.Symbol(ref.name, entry.shape, index.time)
-        if index.time < 0 and not self.may_be_shifted(ref, known):
+        known, time = self.values.get(ref.name), index.time or 0
+        symbol = ex.Symbol(ref.name, entry.shape, time)
+        if time < 0 and not self.may_be_shifted(ref, known):
             return None
-        return replace(known, expr=symbol, is_shifted=index.time < 0) if known else Value(symbol)
+        return replace(known, expr=symbol, is_shifted=time < 0) if known else Value(symbol)
 
     def may_be_shifted(self, ref: syn.Ref, known: Value | None) -> bool:
         """Whether ``x_{t-1}`` of a binding is made of inputs at t - 1 alone."""
-        if ref.index is not None and ref.index.time < -1:
+        if ref.index is not None and (ref.index.time or 0) < -1:
             self.too_far(ref)
             return False
         if known is None:
@@ -224,7 +253,7 @@ class Scope:
     # -- names that are not there -------------------------------------------------------------
     def missing(self, ref: syn.Ref) -> None:
         later = next((a for a in self.assigns if a.name == ref.name), None)
-        if later is not None and ref.index is not None and ref.index.time <= 0:
+        if later is not None and ref.index is not None and (ref.index.time or 0) <= 0:
             message = f"`{ref.name}_t` is used before it is defined"
             hint = "move its equation up"
             self.add("E402", message, ref.span, hint, (("defined here", later.span),))
@@ -253,6 +282,9 @@ class Scope:
             return
         if self.lost(ref.name):
             return
+        if row := self._row_meant(ref):
+            self.add("E201", f"unknown name `{ref.name}`", ref.span, f"did you mean the row `{row}`?")
+            return
         spelled = {ascii_name(k): k for k in sorted(known)[:MOST_NAMES]}
         close = spelled.get(ascii_name(ref.name)) or nearest(ref.name, sorted(known))
         if close is None:
@@ -263,6 +295,14 @@ class Scope:
             else f"declare it, `input {ref.name} : ...`, or give `{ref.name}_t = ...`"
         )
         self.add("E201", f"unknown name `{ref.name}`", ref.span, hint)
+
+    def _row_meant(self, ref: syn.Ref) -> str | None:
+        """``U_{1}`` for ``U_1``, ``k_{t,1}`` for ``k_1_t``, if that has rows."""
+        word, _, number = ref.name.rpartition("_")
+        entry = self.names.entries.get(word)
+        if entry is None or not number.isdigit() or not entry.dims or entry.dims[0] in DIMENSIONS:
+            return None
+        return f"{word}_{{{number}}}" if entry.role == "param" else f"{word}_{{t,{number}}}"
 
     def lost(self, name: str) -> bool:
         """Whether a statement that could not be read may have declared or defined the name."""
@@ -299,6 +339,8 @@ def _split_run(ref: syn.Ref, known: set[str]) -> str | None:
 def show_ref(ref: syn.Ref) -> str:
     if ref.index is None:
         return ref.name
+    if ref.index.time is None:
+        return f"{ref.name}_{{{ref.index.row}}}"
     time = "t" if ref.index.time == 0 else f"t{ref.index.time:+d}"
     if ref.index.row is not None:
         return f"{ref.name}_{{{time},{ref.index.row}}}"

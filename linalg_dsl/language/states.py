@@ -59,7 +59,7 @@ def _reads(steps: Sequence[Step]) -> Iterator[tuple[str, set[tuple[str, int]]]]:
         body = (step,) if isinstance(step, syn.Assign) else step.body
         later = {a.name for a in body} if isinstance(step, syn.Loop) else set()
         for assign in body:
-            times = {(r.name, r.index.time) for r in syn.refs(assign.value) if r.index}
+            times = {(r.name, r.index.time or 0) for r in syn.refs(assign.value) if r.index}
             yield assign.name, {(n, -1 if n in later and time == 0 else time) for n, time in times}
             later.discard(assign.name)
 

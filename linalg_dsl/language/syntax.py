@@ -47,9 +47,10 @@ class Num(Node):
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """``_t`` is Index(0), ``_{t-1}`` Index(-1), ``_{t,j}`` Index(0, "j"); rows count from 1 in text."""
+    """``_t`` is Index(0), ``_{t-1}`` Index(-1), ``_{t,j}`` Index(0, "j"), and of a param ``_{j}`` is
+    Index(None, "j"); rows count from 1 in text."""
 
-    time: int = 0
+    time: int | None = 0
     row: int | str | None = None
 
 

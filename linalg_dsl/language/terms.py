@@ -284,6 +284,8 @@ def _product(left: Shape, right: Shape, at: int) -> Shape:
             hints.append("the inner product `{x}ᵀ {y}`, the elementwise product `{x} ⊙ {y}`")
     elif left[0] == 1 and right[0] == 1:
         hints.append("both are rows: a vector is a column, without ᵀ")
+    elif left[0] == 1 and right[1] == 1:
+        hints.append("vectors are columns, and the transpose of an outer product stands on its right: `x yᵀ`")
     elif left[1] == 1 and left[0] == right[0]:
         hints.append("to scale the rows of a matrix write `diag{(x)} {y}`, for the product `{x}ᵀ {y}`")
     elif left[0] == right[0] and left[0] != 1:

@@ -40,16 +40,17 @@ class Traced:
 
     def __getitem__(self, row: int | SubstepIndex) -> Traced:
         node = self.node
-        if not isinstance(node, syn.Ref) or node.index is None or node.index.row is not None:
-            raise DslError.single("E307", "only inputs have rows to pick", place())
+        if not isinstance(node, syn.Ref) or (node.index is not None and node.index.row is not None):
+            raise DslError.single("E307", "only inputs and params have rows to pick", place())
+        time = None if node.index is None else node.index.time
         if isinstance(row, SubstepIndex):
             if not row.loop.is_open:
                 raise DslError.single("E307", "the loop of this index has ended", place())
-            return Traced(syn.Ref(node.name, syn.Index(node.index.time, syn.INDEX), place()))
+            return Traced(syn.Ref(node.name, syn.Index(time, syn.INDEX), place()))
         if isinstance(row, bool) or not isinstance(row, int) or row < 0:
             hint = "rows are counted from 0: k[0], k[1]"
             raise DslError.single("E307", f"`{node.name}[{row!r}]` picks no row", place(), hint)
-        return Traced(syn.Ref(node.name, syn.Index(node.index.time, row + 1), place()))
+        return Traced(syn.Ref(node.name, syn.Index(time, row + 1), place()))
 
     def __neg__(self) -> Traced:
         return Traced(syn.Minus(self.node, place()))

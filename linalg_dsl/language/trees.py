@@ -22,6 +22,7 @@ MOST_DIGITS = 40
 LARGEST_EXPONENT = 60
 
 _INDEX = re.compile(r"t\s*(?:([-+\u2212])\s*([0-9]{1,4}))?\s*(?:,\s*(\w+))?\Z")
+_ROW = re.compile(r"\w+\Z")
 
 
 class Refused(Exception):
@@ -106,15 +107,17 @@ class TreeReader:
         return syn.Ref(name, index, span)
 
     def index(self, inner: str, word: str, span: Span) -> syn.Index:
-        found = _INDEX.match(inner.strip())
+        text = inner.strip()
+        if _ROW.match(text) and text != "t" and not word.endswith("_t"):
+            return syn.Index(None, _row(text))
+        found = _INDEX.match(text)
         if not found:
             word = word.removesuffix("_t")
             hint = f"write {word}_t, {word}_{{t-1}}, or {word}_{{t,1}} for a row"
-            self.refuse("E103", f"`{inner.strip()}` is not an index", span, hint)
+            self.refuse("E103", f"`{text}` is not an index", span, hint)
             raise Refused
         sign, steps, row = found.groups()
-        time = int(steps or 0) * (1 if sign == "+" else -1)
-        return syn.Index(time, int(row) if row and row.isdigit() and row.isascii() else row and fold(row))
+        return syn.Index(int(steps or 0) * (1 if sign == "+" else -1), _row(row) if row else None)
 
     # -- expressions --------------------------------------------------------------------------
     def expr(self, tree: Any) -> syn.Node:
@@ -139,7 +142,8 @@ class TreeReader:
             case "call":
                 function, args = kids[0], kids[2:-1]
                 given = tuple(self.expr(a) for a in args if a is not None)
-                return syn.Apply(str(function), given, self.tree_span(tree))
+                name = "diag" if function == "Diag" else str(function)
+                return syn.Apply(name, given, self.tree_span(tree))
             case other:
                 raise InternalError(f"unknown rule {other}")
 
@@ -267,3 +271,8 @@ def _int(value: int | None) -> int:
     if value is None:
         raise InternalError("a token without a position")
     return value
+
+
+def _row(text: str) -> int | str:
+    """A number of a row, or a name for one."""
+    return int(text) if text.isdigit() and text.isascii() else fold(text)

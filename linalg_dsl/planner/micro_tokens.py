@@ -26,8 +26,12 @@ from linalg_dsl.planner.stages import Layout, Stage
 
 SIZE, CHUNK = 128, 64
 """K, V and the tokens of a chunk at which the two ways are compared."""
-BYTE = 100.0
-"""FLOPs in whose time a byte is moved, in kernels as they are."""
+RATE, UNITS, BANDWIDTH = 3.3e6, 132, 4.26e6
+"""Of the device that schedules are fitted to: FLOPs of products in bfloat16 per microsecond and
+multiprocessor, multiprocessors, bytes per microsecond; the same as in ``codegen.schedule.levels`` and
+``codegen.targets``."""
+BYTE = RATE * UNITS / BANDWIDTH
+"""FLOPs in whose time a byte is moved: 102."""
 
 
 def choose_substeps(stage: Stage, wanted: str | None = None) -> Stage:
@@ -66,6 +70,8 @@ def micro_tokens(stage: Stage) -> Stage | None:
     everywhere = [s for e in (loop.start, loop.body, output.value) for s in symbols(e)]
     if any(s.name in rowed and s.row != loop.index for s in everywhere) or not rowed:
         return None
+    if any(i.name in rowed and not i.timed for i in spec.inputs):
+        return None  # the rows of a param are no tokens
     fills = _fills(spec, loop)
     if fills is None:
         return None

@@ -6,7 +6,7 @@ immutable, prints itself, and compares by value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from linalg_dsl.errors import InternalError
@@ -61,15 +61,16 @@ class ChunkPlan:
             lines.append(f"  output {name} = %{result}")
         return "\n".join(lines)
 
-    def live(self, roots: Iterable[int]) -> frozenset[int]:
-        """All nodes that the roots reach."""
+    def live(self, roots: Iterable[int], given: Collection[int] = ()) -> frozenset[int]:
+        """All nodes that the roots reach; ``given`` ones are reached, and nothing through them."""
         seen: set[int] = set()
         todo = list(roots)
         while todo:
             i = todo.pop()
             if i not in seen:
                 seen.add(i)
-                todo.extend(self.nodes[i].args)
+                if i not in given:
+                    todo.extend(self.nodes[i].args)
         return frozenset(seen)
 
     @property

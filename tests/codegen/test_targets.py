@@ -17,6 +17,8 @@ from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.parser import parse
 from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.planner.canonical import canonicalise, classify
+from linalg_dsl.planner.micro_tokens import choose_substeps
+from linalg_dsl.planner.split import split
 
 pytest.importorskip("triton")
 # one entry per class; `make compile-all` compiles all
@@ -36,7 +38,7 @@ input v : [V]
 S_t = k_t (a_tᵀ S_{t-1}) + k_t v_tᵀ
 o_t = S_tᵀ q_t
 """,
-    "four_erases": """
+    "micro_tokens": """
 const n = 4
 input q : [K]
 input k : [n, K] unit
@@ -98,6 +100,11 @@ def test_classes_without_an_entry_compile(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.rec"
     path.write_text(f"recurrence {name}\n{WRITTEN[name]}", encoding="utf-8")
     assert compiled("sm_90", str(path))
+
+
+def test_four_substeps_are_compiled_as_micro_tokens() -> None:
+    (stage,) = split(parse(f"recurrence steps\n{WRITTEN['micro_tokens']}")).stages
+    assert choose_substeps(stage).layouts
 
 
 def test_an_unknown_target_is_refused_with_the_known_ones() -> None:

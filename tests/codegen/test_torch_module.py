@@ -206,8 +206,8 @@ def test_text_is_ascii_and_uses_every_function_it_holds(name: str) -> None:
 def test_chunk_functions_are_as_long_as_one_reads(name: str) -> None:
     _, text, _ = _module(name)
     functions = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)]
-    lines = [f.end_lineno - f.lineno + 1 for f in functions if f.name.endswith("_chunk") and f.end_lineno]
-    assert len(lines) == 2
+    lines = [f.end_lineno - f.lineno + 1 for f in functions if "chunk" in f.name and f.end_lineno]
+    assert len(lines) in (2, 3)
     assert sum(lines) < (120 if name not in LONG else 260)
 
 
@@ -216,7 +216,7 @@ def test_assigned_names_are_used() -> None:
     for name in TEXTS:
         _, text, _ = _module(name)
         for function in ast.parse(text).body:
-            if isinstance(function, ast.FunctionDef) and function.name in ("forward_chunk", "backward_chunk"):
+            if isinstance(function, ast.FunctionDef) and "chunk" in function.name:
                 stored = [
                     n.id
                     for n in ast.walk(function)
@@ -227,7 +227,7 @@ def test_assigned_names_are_used() -> None:
                     for n in ast.walk(function)
                     if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
                 }
-                assert set(stored) - loaded <= {"K", "V"}, (name, function.name)
+                assert set(stored) - loaded <= {"K", "V", "_"}, (name, function.name)
                 assert len(stored) == len(set(stored))
 
 
@@ -289,3 +289,14 @@ def test_a_loop_written_by_hand_agrees() -> None:
     o, (last,), _ = scope["forward"](tuple(tensors.values()), (None,), (0.5,), None, True, False)
     torch.testing.assert_close(o[0, :, 0], torch.stack(rows))
     torch.testing.assert_close(last[0, 0], state)
+
+
+def test_what_forward_and_backward_share_is_written_once() -> None:
+    """In a long module; a short one has all of each function in view."""
+    _, text, _ = _module("four_erases")
+    assert text.count(" = by_token(substitute, ") == 1
+    assert text.count(" = interleave(") == 1
+    assert text.count(" = chunk_values(") == 2
+    _, short, _ = _module("gated_delta")
+    assert "chunk_values" not in short
+    assert short.count("substitute(") == 2

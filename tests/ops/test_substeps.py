@@ -8,11 +8,20 @@ import pytest
 import torch
 
 import linalg_dsl
+from linalg_dsl.codegen.schedule.levels import step_time
+from linalg_dsl.codegen.targets import TARGETS
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.parser import parse
 from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.draw import draw
-from linalg_dsl.planner.micro_tokens import choose_substeps, micro_tokens
+from linalg_dsl.planner.micro_tokens import (
+    BANDWIDTH,
+    BYTE,
+    RATE,
+    UNITS,
+    choose_substeps,
+    micro_tokens,
+)
 from linalg_dsl.planner.split import split
 from linalg_dsl.planner.stages import Stage
 
@@ -127,6 +136,17 @@ def test_cost_decides() -> None:
     assert "6 micro-tokens at a cost of" in told
     assert "k by rows" in told
     assert "g, then 0" in told
+
+
+def test_the_cost_of_a_byte_is_that_of_schedules() -> None:
+    """One rate of products and one of memory: those by which walks are chosen."""
+    target = TARGETS["sm_90"]
+    rows = 1e9
+    work = 2 * 64 * rows * 64  # of one product [64, rows] x [rows, 64]
+    us = step_time((1, 0, 0), rows, 64, 64, 2, 0, target.bandwidth) - 0.38  # type: ignore[arg-type]
+    assert work / us == pytest.approx(RATE)
+    assert (target.units, target.bandwidth) == (UNITS, BANDWIDTH)
+    assert pytest.approx(RATE * UNITS / BANDWIDTH) == BYTE
 
 
 def chosen_text(n: int) -> str:
