@@ -314,9 +314,12 @@ class CompiledOp:
         pairs = zip(self.stage_ops, self.stages.stages, strict=True)
         return tuple(Module(op.spec.name, op.module_text(backend), stage.axes) for op, stage in pairs)
 
-    def export(self, path: str | os.PathLike[str], backend: str | None = None) -> Path:
-        """Writes one file that needs only torch (and triton): the module and a function to call it."""
-        from linalg_dsl.codegen.emit.standalone import StageModule, standalone_text
+    def export(self, path: str | os.PathLike[str], backend: str | None = None, step: bool = False) -> Path:
+        """Writes one file that needs only torch (and triton): the module and a function to call it.
+
+        With ``step`` a second function, NAME_step, is ``op.step``.
+        """
+        from linalg_dsl.codegen.emit.standalone import StageModule, StepModule, standalone_text
         from linalg_dsl.codegen.emit.torch_helpers import inlined
 
         chosen = backend or self._default_backend()
@@ -325,7 +328,16 @@ class CompiledOp:
             StageModule(stage, inlined(op.module_text(chosen)), op.operator(chosen).consts)
             for op, stage in zip(self.stage_ops, self.stages.stages, strict=True)
         ]
-        target.write_text(standalone_text(self.stages, modules, self.program_text), encoding="utf-8")
+        decode = None
+        if step:
+            if self.options.reverse:
+                raise ArgumentError(
+                    f"{self.spec.name}: step runs from earlier to later tokens, and reverse=True"
+                )
+            operator = self.decoder.operator(chosen)
+            text = inlined(self.decoder.text(chosen))
+            decode = StepModule(text, tuple(operator.module.CONSTS), operator.form.parts)
+        target.write_text(standalone_text(self.stages, modules, self.program_text, decode), encoding="utf-8")
         return target
 
     def operator(self, backend: str, consts: Consts = ()) -> Operator:
