@@ -140,6 +140,9 @@ class CompiledOp:
             return call_at_positions(
                 self, args, kwargs, initial_state, state_positions, output_final_state, offsets
             )
+        if not isinstance(output_final_state, (bool, int)):
+            kind = type(output_final_state).__name__
+            raise ArgumentError(f"{self.spec.name}: output_final_state must be True or False, got a {kind}")
         quick = None
         if self._quick is not None:
             hints = _hints(cu_seqlens_cpu, max_seqlen)
