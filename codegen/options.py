@@ -63,6 +63,12 @@ class CompileOptions:
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ArgumentError(f"backend is one of {', '.join(BACKENDS)}, got {self.backend!r}")
+        if self.schedule == "materialised":
+            raise ArgumentError(
+                "schedule='materialised' (the states of all chunks in memory) is not built: it was slower "
+                "than walk or two_level wherever it was measured (docs/how-to/speed.md); take one of walk, "
+                "two_level, auto"
+            )
         if self.schedule not in SCHEDULES:
             raise ArgumentError(f"schedule is one of walk, two_level, auto, got {self.schedule!r}")
         if self.substeps not in SUBSTEPS:

@@ -261,29 +261,90 @@ def bench(
         bool, typer.Option("--peers", help="also softmax attention, and fla-core's operators on a GPU")
     ] = False,
     seconds: Annotated[float, typer.Option(min=0.01, help="to spend on one measurement")] = 0.2,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shape", help="train, long, d64, d256, mid, few, short, small: sizes by name"),
+    ] = None,
+    head_sizes: Annotated[
+        bool, typer.Option("--head-sizes", help="one batch over sizes of K and V: 64 to 256, 128 x 256")
+    ] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="also every kernel alone, beside the model's time (GPU)")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="also whether the numbers are right, and equal in 20 runs")
+    ] = False,
+    schedule: Schedule = "walk",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="a JSON file, written as rows come")] = None,
     plots: Annotated[Path | None, typer.Option("--plots", help="folder for plots, SVG and PNG")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="write table and plots as a page")] = None,
     json: Json = False,
 ) -> None:
     """Measure operators: medians and spread, peak memory, launches, shares of what FLOPs and bytes take.
 
-    Times are of calls through torch. The two shares say what part of the time the plan's FLOPs, or its
+    `ms` is of calls through torch, `graph ms` of their replay as a CUDA graph (the GPU alone), `predicted ms`
+    what the cost model says to that. The two shares say what part of the time the plan's FLOPs, or its
     bytes, alone would take at the rates of a large product and a large copy on the same device.
 
     \b
     Examples:
-      linalg-dsl bench gated_delta_rule kda --peers
+      linalg-dsl bench gated_delta_rule kda --shape train --shape long --peers --out rows.json
+      linalg-dsl bench gla --head-sizes
       linalg-dsl bench my.rec --T 512 --T 2048 --T 8192 --peers --html times.html
       linalg-dsl bench delta_rule --device cpu --T 256 --K 32 --V 32 --pass forward --json
+
+    Exit status 1 if numbers that were checked are wrong.
     """
     from linalg_dsl.cli_bench import Wanted, run_bench
     from linalg_dsl.cli_check import Request
 
     place = Request(backend, device, dtype or "float32").torch_device().type
     chosen = dtype or ("bfloat16" if place == "cuda" else "float32")
-    wanted = Wanted(B, T or (), H, K, V, passes or (), peers, seconds)
+    wanted = Wanted(
+        B, T or (), H, K, V, passes or (), peers, seconds, shapes or (), head_sizes, kernels, check, schedule
+    )
     loaded = [load_spec(name) for name in specs]
-    run_bench(loaded, Request(backend, device, chosen), wanted, plots, html, Output(json))
+    request = Request(backend, device, chosen)
+    if not run_bench(loaded, request, wanted, plots, html, Output(json), out):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def tune(
+    specs: Annotated[
+        list[str],
+        typer.Argument(help=".rec files or names of the catalogue", autocompletion=_names),
+    ],
+    shapes: Annotated[
+        list[str] | None, typer.Option("--shape", help="train, long, d64 ...: sizes by name; default train")
+    ] = None,
+    budget: Annotated[float, typer.Option(min=1, help="seconds for one recurrence and shape")] = 120,
+    passes: Annotated[str, typer.Option("--pass", help="training or forward")] = "training",
+    dtype: Annotated[str, typer.Option(help="of q, k, v: bfloat16, float16 or float32")] = "bfloat16",
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 ...")] = None,
+    json: Json = False,
+) -> None:
+    """Search for faster block sizes, warps, stages, chunk sizes and schedules than the default ones.
+
+    What is found is kept in the cache directory, and used by `linalg_dsl.compile(..., tune=True)`. A search
+    that ended with its budget goes on with the same command.
+
+    \b
+    Examples:
+      linalg-dsl tune gated_delta_rule --shape train --shape long
+      linalg-dsl tune my.rec --budget 300 --json
+
+    Exit status 1 if the default choice of some recurrence does not run.
+    """
+    from linalg_dsl.cli_check import Request
+    from linalg_dsl.cli_tune import run_tune
+    from linalg_dsl.ops.bench_shapes import shape_named
+
+    chosen = [(name, shape_named(name)) for name in shapes or ["train"]]
+    loaded = [load_spec(name) for name in specs]
+    request = Request("triton", device, dtype)
+    if not run_tune(loaded, request, chosen, passes, budget, Output(json)):
+        raise typer.Exit(FAILED)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,12 +16,15 @@ from linalg_dsl.ops.peers import attention_call, peer_call
 from linalg_dsl.planner.work import Work, attention_work, total
 
 if TYPE_CHECKING:
+    from linalg_dsl.codegen.targets import Target
+    from linalg_dsl.ops.bench_check import Verdict
     from linalg_dsl.ops.op import CompiledOp
 
 PASSES = ("forward", "training", "decode")
 """A forward without gradients; a forward and the gradients of all inputs, from a gradient of the output; one
 token of every sequence by ``op.step`` (whatever T is)."""
 USUAL = ("forward", "training")
+DRAWN = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,11 @@ class Times:
 class Row:
     """One measurement. ``peak`` bytes of memory beyond the inputs (None on the CPU, where it is not counted).
 
-    ``flops`` and ``moved``: FLOPs and bytes of the plan, whatever the schedule; ``flop_share`` and
-    ``byte_share``: the part of the time that each alone would take at the device's rates.
+    ``ms``, ``low``, ``high``: of a call; ``graph``: of its replay as a CUDA graph, which is the time of the
+    device alone (None where there is none); ``predicted``: what the model says to that. ``flops`` and
+    ``moved``: FLOPs and bytes of the plan, whatever the schedule; ``flop_share`` and ``byte_share``: the part
+    of the device's time (else of a call's) that each alone would take at its rates. ``verdict``: of a check
+    in the same run, where one was asked for.
     """
 
     operator: str
@@ -79,6 +85,10 @@ class Row:
     moved: float
     flop_share: float
     byte_share: float
+    graph: float | None = None
+    predicted: float | None = None
+    verdict: str | None = None
+    right: bool | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,14 +97,26 @@ class Row:
 def inputs_of(
     spec: RecurrenceSpec, shape: Shape, dtype: torch.dtype, device: torch.device, gates: GateKind = "mild"
 ) -> dict[str, Tensor]:
-    """Random inputs: gates and scalars in float32, what has an axis K or V in ``dtype``."""
-    drawn = draw(spec, **asdict(shape), dtype=torch.float64, gates=gates)
+    """Random inputs: gates and scalars in float32, what has an axis K or V in ``dtype``.
+
+    The first ``DRAWN`` tokens are drawn, and repeated where there are more, or more sequences.
+    """
+    few = min(shape.T, DRAWN)
+    given = {**asdict(shape), "B": min(shape.B, 1), "T": few}
+    drawn = draw(spec, **given, dtype=torch.float64, gates=gates)
+    times = (shape.B, -(-shape.T // few) if few else 1)
+    timed = {d.name: d.timed for d in spec.inputs}
     kinds = {
         d.name: torch.float32 if d.kind != "plain" or not {"K", "V"} & set(d.dims) else dtype
         for d in spec.inputs
     }
     least = torch.float64 if dtype == torch.float64 else None
-    return {n: x.to(device, least or kinds[n]) for n, x in drawn.items()}
+    out = {}
+    for n, x in drawn.items():
+        x = x.to(device, least or kinds[n])
+        # a call of millions of tokens would take longer to draw than to measure
+        out[n] = x.repeat(*times, *(1 for _ in x.shape[2:]))[:, : shape.T].contiguous() if timed[n] else x
+    return out
 
 
 def time_call(run: Callable[[], object], device: torch.device, budget: float = 0.2) -> Times:
@@ -138,12 +160,21 @@ def measure_op(
     passes: Sequence[str],
     rates: Rates,
     budget: float = 0.2,
+    target: Target | None = None,
+    check: bool = False,
 ) -> Iterator[Row]:
-    """A row for every pass."""
+    """A row for every pass; with ``target`` what the model says, with ``check`` a verdict on the numbers."""
     tensors = inputs_of(op.spec, shape, dtype, device)
     backend = op.backend_for(device.type, dtype == torch.float64)
-    place = _Place(op.spec.name, shape, dtype, device, backend, rates, budget)
+    name = op.spec.name if op.options.schedule == "walk" else f"{op.spec.name} ({op.options.schedule})"
+    place = _Place(name, shape, dtype, device, backend, rates, budget)
     launches = op.plan.launches() if backend == "triton" else None
+    if target is not None and backend == "triton":
+        place = replace(place, predicted=predicted_times(op, shape, dtype, target))
+    if check:
+        from linalg_dsl.ops.bench_check import verdict
+
+        place = replace(place, verdict=verdict(op, tuple(tensors.values()), dtype))
 
     def call(*given: Tensor) -> Tensor:
         out: Tensor = op(*given)
@@ -190,12 +221,21 @@ class _Place:
     backend: str
     rates: Rates
     budget: float
+    predicted: tuple[float, float] | None = None
+    """Milliseconds of a forward and of a backward."""
+    verdict: Verdict | None = None
 
     def row(
         self, passes: str, run: Callable[[], object], flops: float, moved: float, launches: int | None
     ) -> Row:
         times = time_call(run, self.device, self.budget)
-        seconds = times.median / 1000
+        replay = graph_of(run, self.device)
+        graph = None if replay is None else time_call(replay, self.device, self.budget).median
+        seconds = (graph or times.median) / 1000
+        predicted = None
+        if self.predicted is not None and passes != "decode":
+            predicted = self.predicted[0] if passes == "forward" else sum(self.predicted)
+        del replay
         return Row(
             operator=self.operator,
             passes=passes,
@@ -212,7 +252,26 @@ class _Place:
             moved=moved,
             flop_share=flops / self.rates.flops / seconds,
             byte_share=moved / self.rates.bandwidth / seconds,
+            graph=graph,
+            predicted=predicted,
+            verdict=None if self.verdict is None else str(self.verdict),
+            right=None if self.verdict is None else self.verdict.ok,
         )
+
+
+def predicted_times(
+    op: CompiledOp, shape: Shape, dtype: torch.dtype, target: Target
+) -> tuple[float, float] | None:
+    """Milliseconds of a forward and of a backward by the model; None where it knows nothing of some stage."""
+    times = {"forward": 0.0, "backward": 0.0}
+    kind = str(dtype).removeprefix("torch.")
+    for plan, key, value in op.plan.sized_stages(shape.K, shape.V):
+        found = plan.predictions(shape.B, shape.T, shape.H, key, value, kind, target)
+        if not found:
+            return None
+        for phase, _, prediction in found:
+            times[phase] += prediction.microseconds / 1000
+    return times["forward"], times["backward"]
 
 
 def _known(passes: Sequence[str]) -> Sequence[str]:
@@ -292,6 +351,33 @@ def _peak(run: Callable[[], object], device: torch.device) -> int | None:
     run()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+def measured_kernels(
+    op: CompiledOp, shape: Shape, dtype: torch.dtype, device: torch.device, target: Target
+) -> Iterator[dict[str, Any]]:
+    """Every launch of a training step of a chunk form: phase, kernel, microseconds alone, predicted ones.
+
+    ``features``: what the model of preps multiplies its constants by, where it is one.
+    """
+    tensors = tuple(inputs_of(op.spec, shape, dtype, device).values())
+    run = training_call(lambda *given: op(*given), tensors)
+    kind = str(dtype).removeprefix("torch.")
+    modules = [stage.operator("triton").module for stage in op.stage_ops]
+    times: dict[str, list[float]] = {}
+    for name, ms in launch_times(modules, run, device, 0.05):
+        times.setdefault(name, []).append(ms)
+    for plan, key, value in op.plan.sized_stages(shape.K, shape.V):
+        found = plan.predictions(shape.B, shape.T, shape.H, key, value, kind, target)
+        for phase, kernel, prediction in found:
+            own = next((n for n in times if n.endswith(f"_{kernel}") and times[n]), None)
+            if own is not None:
+                us = 1000 * times[own].pop(0)
+                yield {
+                    "phase": phase, "kernel": own, "us": us, "predicted": prediction.microseconds,
+                    "bound": prediction.bound, "flops": prediction.flops, "moved": prediction.moved,
+                    "features": prediction.features,
+                }  # fmt: skip
 
 
 def kernel_times(module: Any, run: Callable[[], object], device: torch.device) -> list[tuple[str, float]]:

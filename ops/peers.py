@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from linalg_dsl.ops.bench import Shape
 
 
 def attention_call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -22,6 +28,24 @@ def peer_call(name: str) -> Callable[..., Tensor] | None:
         return _PEERS[name]() if name in _PEERS else None
     except ImportError:
         return None
+
+
+def recorded_rows(names: Sequence[str], shape: Shape, passes: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of others' operators as they were measured elsewhere (``peers.json``), where that was done."""
+    text = files("linalg_dsl.ops").joinpath("peers.json").read_text(encoding="utf-8")
+    data = json.loads(text)
+    sizes = asdict(shape)
+    rows = []
+    for row in data["rows"]:
+        if row["name"] not in (*names, "attention") or row["passes"] not in passes:
+            continue
+        if any(row[n] != size for n, size in sizes.items()):
+            continue
+        empty = {"launches": None, "flops": 0.0, "moved": 0.0, "flop_share": 0.0, "byte_share": 0.0}
+        empty |= {"predicted": None, "verdict": None, "right": None, "device": data["card"]}
+        source = f"{row['operator'].rstrip(')')}, {data['card']} {data['date']})"
+        rows.append({**empty, **row, "operator": source})
+    return rows
 
 
 def _linear_attention() -> Callable[..., Tensor]:
@@ -72,6 +96,30 @@ def _dplr() -> Callable[..., Tensor]:
     return lambda q, k, v, a, b, g: _first(chunk_dplr_delta_rule(q, k, v, a, b, g.to(q.dtype)))
 
 
+def _retnet() -> Callable[..., Tensor]:
+    from fla.ops.retention import chunk_retention
+
+    return lambda q, k, v, gamma: _first(chunk_retention(q, k, v))
+
+
+def _hgrn2() -> Callable[..., Tensor]:
+    from fla.ops.gla import chunk_gla
+
+    return lambda q, f, v: _first(chunk_gla(q, (1 - f).to(q.dtype), v, f.log()))
+
+
+def _iplr() -> Callable[..., Tensor]:
+    from fla.ops.generalized_delta_rule import chunk_iplr_delta_rule
+
+    return lambda q, k, v, a, b: _first(chunk_iplr_delta_rule(q, k, v, a, b))
+
+
+def _gdn2() -> Callable[..., Tensor]:
+    from fla.ops.gdn2 import chunk_gdn2
+
+    return lambda *given: _first(chunk_gdn2(*given))
+
+
 def _first(result: Any) -> Tensor:
     out: Tensor = result[0]
     return out
@@ -79,6 +127,10 @@ def _first(result: Any) -> Tensor:
 
 _PEERS: dict[str, Callable[[], Callable[..., Tensor]]] = {
     "linear_attention": _linear_attention,
+    "retnet": _retnet,
+    "hgrn2": _hgrn2,
+    "iplr": _iplr,
+    "gdn2": _gdn2,
     "simple_gla": _simple_gla,
     "gla": _gla,
     "rwkv6": _rwkv6,

@@ -20,6 +20,8 @@ from linalg_dsl.planner.step_form import StepForm
 if TYPE_CHECKING:
     from linalg_dsl.codegen.emit.trace import Trace
     from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
+    from linalg_dsl.codegen.schedule.predict import Prediction
+    from linalg_dsl.codegen.targets import Target
     from linalg_dsl.planner.step_verdict import StepExplanation
     from linalg_dsl.planner.verdict import Explanation
     from linalg_dsl.planner.work import Work
@@ -116,6 +118,29 @@ class StagePlan:
         elif chunk is None:
             chunk = chosen_chunk(self.kernels, K=K, V=V, dtype="bfloat16")
         return work_of(form, self.forward, self.backward, chunk, K, V, element_bytes)
+
+    def predictions(
+        self, B: int, T: int, H: int, K: int, V: int, dtype: str, target: Target
+    ) -> tuple[tuple[str, str, Prediction], ...]:
+        """(forward or backward, kernel, prediction) of every launch; none where there is no chunk form."""
+        from linalg_dsl.codegen.schedule.describe import Call, schedule_call
+
+        if isinstance(self.artefacts.form, StepForm):
+            return ()
+        call = Call(
+            B,
+            T,
+            H,
+            K,
+            V,
+            dtype,
+            self.chunk_size,
+            self.invariant,
+            self.schedule,
+            self.super_chunk,
+            self.launch,
+        )
+        return schedule_call(self.kernels, call, target).predictions
 
     def part(self, call: Call) -> Part:
         """What an HTML page shows of this stage."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 import linalg_dsl
 from linalg_dsl import plots
 from linalg_dsl.cli import app
+from linalg_dsl.codegen.targets import TARGETS
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops.bench import (
     USUAL,
@@ -24,10 +27,13 @@ from linalg_dsl.ops.bench import (
     device_rates,
     inputs_of,
     measure_op,
+    predicted_times,
     time_call,
     work_of_op,
 )
-from linalg_dsl.ops.peers import attention_call
+from linalg_dsl.ops.bench_check import nan_filled, verdict
+from linalg_dsl.ops.bench_shapes import SHAPES
+from linalg_dsl.ops.peers import attention_call, recorded_rows
 
 CPU = torch.device("cpu")
 SHAPE = Shape(1, 24, 2, 8, 16)
@@ -211,3 +217,147 @@ def test_spreads_and_bars_are_drawn(tmp_path: Path) -> None:
     assert plots.save(figure, tmp_path / "spread.svg").stat().st_size > 1000
     drawn = plots.bars({"first": 3.0, "second": 5.0}, "FLOP").axes[0]
     assert [t.get_text() for t in drawn.get_yticklabels()] == ["second", "first"]
+
+
+# -- predictions, checks, named shapes -----------------------------------------------------------------
+def test_a_prediction_is_of_every_launch_and_at_least_its_bytes() -> None:
+    target = TARGETS["sm_90"]
+    for name in ("gla", "kda", "gsa"):
+        op = linalg_dsl.compile(getattr(linalg_dsl.ops, name).spec)
+        found = predicted_times(op, SHAPES["train"], torch.bfloat16, target)
+        assert found is not None
+        for plan, key, value in op.plan.sized_stages(128, 128):
+            parts = plan.predictions(8, 2048, 16, key, value, "bfloat16", target)
+            assert len(parts) == len(plan.kernels.forward) + len(plan.kernels.backward)
+            assert all(p.microseconds >= p.moved / target.bandwidth for _, _, p in parts)
+        assert 0.05 < found[0] < found[1] < 20  # milliseconds
+    mamba1 = linalg_dsl.compile(linalg_dsl.ops.mamba1.spec)
+    assert predicted_times(mamba1, SHAPES["train"], torch.bfloat16, target) is None
+
+
+def test_wider_sizes_and_slower_cards_are_predicted_to_take_longer() -> None:
+    op = linalg_dsl.compile(linalg_dsl.ops.gated_delta_rule.spec)
+
+    def time(shape: Shape, target: str) -> float:
+        found = predicted_times(op, shape, torch.bfloat16, TARGETS[target])
+        assert found is not None
+        return sum(found)
+
+    assert time(Shape(8, 4096, 16, 128, 128), "sm_90") > 1.7 * time(SHAPES["train"], "sm_90")
+    assert time(SHAPES["train"], "sm_80") > time(SHAPES["train"], "sm_90")
+
+
+def test_a_check_finds_wrong_numbers_unwritten_memory_and_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = linalg_dsl.compile(linalg_dsl.ops.gla.spec)
+    tensors = tuple(inputs_of(op.spec, SHAPE, torch.float32, CPU).values())
+    found = verdict(op, tensors, torch.float32, runs=2)
+    assert found.ok
+    assert str(found).endswith("equal bits")
+    calls = iter(range(100))
+
+    class Spoiled:
+        spec = op.spec
+
+        def __init__(self, changing: bool) -> None:
+            self.changing = changing
+
+        def __call__(self, *given: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = op(*given)
+            return out + (1e-7 * next(calls) if self.changing else 1e-2)
+
+    for changing in (False, True):
+        bad = verdict(Spoiled(changing), tensors, torch.float32, runs=3)  # type: ignore[arg-type]
+        assert not bad.ok
+        assert bad.same is not changing
+    before = torch.are_deterministic_algorithms_enabled()
+    with nan_filled():
+        assert torch.empty(3).isnan().all()
+    assert torch.are_deterministic_algorithms_enabled() is before
+
+
+def test_a_long_call_repeats_the_tokens_that_were_drawn() -> None:
+    spec = linalg_dsl.ops.gla.spec
+    made = inputs_of(spec, Shape(2, 2500, 1, 4, 4), torch.float32, CPU)
+    for x in made.values():
+        assert x.shape[:3] == (2, 2500, 1)
+        assert torch.equal(x[0, :476], x[1, 1024:1500])
+        assert not torch.equal(x[0, :1], x[0, 1:2])
+
+
+def test_shapes_have_names_and_take_no_sizes_beside() -> None:
+    status, printed = run("bench", "gla", "--device", "cpu", "--shape", "wide", "--json")
+    assert status != 0
+    done = CliRunner().invoke(app, ["bench", "gla", "--device", "cpu", "--shape", "long", "--K", "4"])
+    assert "--K: a shape that is named has its sizes" in str(done.exception)
+    assert printed == ""
+    assert (SHAPES["few"].T, SHAPES["few"].H) == (131072, 4)
+
+
+def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    status, _ = run("bench", "gla", *SMALL, "--T", "8", "--check", "--out", str(path))
+    assert status == 0
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert {"card", "versions", "date"} <= data.keys()
+    assert all(row["right"] for row in data["rows"])
+
+
+def test_peers_on_record_stand_beside_shapes_that_they_were_measured_at() -> None:
+    rows = recorded_rows(["delta_rule"], SHAPES["train"], ("forward",))
+    assert {r["name"] for r in rows} == {"delta_rule", "attention"}
+    assert all("NVIDIA H200" in r["operator"] for r in rows)
+    assert recorded_rows(["delta_rule"], SHAPE, ("forward",)) == []
+
+
+def script(name: str) -> Any:
+    """A script of tests/gpu as a module."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "gpu" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measured(operator: str, passes: str, ms: float, **more: object) -> dict[str, object]:
+    row: dict[str, object] = {
+        "operator": operator, "passes": passes, "B": 8, "T": 2048, "H": 16, "K": 128, "V": 128,
+        "shape": "train", "backend": "triton", "ms": 2 * ms, "graph": ms, "predicted": 0.5 * ms,
+        "flop_share": 0.1, "byte_share": 0.4, "launches": 2, "peak": 3_000_000,
+        "verdict": "o 1e-3", "right": True,
+    }  # fmt: skip
+    return row | more
+
+
+def test_the_page_says_where_we_lose() -> None:
+    benchmarks = script("write_benchmarks").benchmarks
+    ours = [
+        measured("gla", "forward", 0.5),
+        measured("delta_rule", "forward", 0.7, right=False, verdict="o 9e-2"),
+        measured("delta_rule (two_level)", "forward", 0.8),
+    ]
+    peers = [
+        measured("gla (fla)", "forward", 1.0, backend="fla"),
+        measured("delta_rule (fla)", "forward", 0.6, backend="fla"),
+        measured("attention (SDPA)", "forward", 0.3, backend="torch"),
+    ]
+    setting = {"card": "A card", "versions": "torch 1", "date": "2026-01-02"}
+    data = {**setting, "flops_per_second": 7e14, "bytes_per_second": 4e12, "rows": [*ours, peers[0]]}
+    text = benchmarks([data], {**setting, "card": "Another", "rows": peers[1:]})
+    assert "A card, 2026-01-02. torch 1." in text
+    assert "| gla | forward | 0.5 | 1.000 | 0.25 | 40% | 2 | 3 | 1.000 | 2.00 |" in text
+    lost = text.partition("## Where we lose")[2].partition("##")[0]
+    assert "delta_rule, train, forward: 0.7 against 0.6 of delta_rule (fla)" in lost
+    assert "gla" not in lost
+    assert "beyond a bound: delta_rule, train: o 9e-2" in text
+    with pytest.raises(SystemExit, match="several cards"):
+        benchmarks([data, {**data, "card": "B"}], {**setting, "rows": []})
+
+
+def test_the_model_is_fitted_to_what_was_measured() -> None:
+    fitted, LAUNCH = script("fit_model").fitted, script("fit_model").LAUNCH
+    rows = [
+        {"features": [a, b, c, 0.0], "us": LAUNCH + 2 * a + 0.5 * c, "moved": 0.0}
+        for a, b, c in ((1.0, 2.0, 3.0), (2.0, 1.0, 9.0), (4.0, 4.0, 1.0), (3.0, 7.0, 5.0))
+    ]
+    assert fitted(rows) == pytest.approx((2.0, 0.0, 0.5, 0.0), abs=1e-6)

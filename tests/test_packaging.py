@@ -17,7 +17,7 @@ FOLDERS = {
     "ops": "linalg_dsl/ops",
     "templates": "linalg_dsl/templates",
 }
-DATA = (".css", ".jinja", ".lark", ".rec", ".typed")
+DATA = (".css", ".json", ".jinja", ".lark", ".rec", ".typed")
 
 USE = """
 import sys, torch, linalg_dsl, linalg_dsl.ops

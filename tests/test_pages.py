@@ -15,7 +15,9 @@ from linalg_dsl.cli import app
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
-TOPICS = {"new-gate", "new-erase-rule", "value-side", "normaliser", "packed-data", "decoding", "export"}
+TOPICS = {
+    "new-gate", "new-erase-rule", "value-side", "normaliser", "packed-data", "decoding", "export", "speed",
+}  # fmt: skip
 
 
 def test_every_topic_has_its_page() -> None:

@@ -31,8 +31,8 @@ from linalg_dsl.codegen.emit.triton_levels import RESERVED, LevelsPrinter, Level
 from linalg_dsl.codegen.launch_sizes import Launches, sizes_of
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.alone import lone_transform
+from linalg_dsl.codegen.schedule.call_shape import is_crowded, plan_class, summed_axis
 from linalg_dsl.codegen.schedule.cut import cut
-from linalg_dsl.codegen.schedule.describe import is_crowded, plan_class, summed_axis
 from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Direction, Kernel, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.codegen.schedule.two_level import first_walk, kernel_names, why_one_level

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.levels import (
     clearly_faster,
     invariant_super_chunk,
     super_chunk_length,
     two_level_times,
-    walk_time,
 )
 from linalg_dsl.codegen.schedule.table import choose_walk
 from linalg_dsl.codegen.schedule.two_level import TwoLevel, first_walk, products, two_level, why_one_level
 from linalg_dsl.codegen.targets import Target
-from linalg_dsl.planner.plan import Node
 
 ANY = 1 << 20
 """A number of sequences x heads that fills every card."""
@@ -109,14 +106,3 @@ def choose_levels(
     if clearly_faster(one, two):
         return Levels(length, pieces, one, two, times, found)
     return Levels(0, place.B, one, two, f"two_level is not clearly faster: {times}")
-
-
-def predicted_time(
-    nodes: Sequence[Node], kernel: Kernel, place: Place, lanes: int, chunks: int, sizes: tuple[int, int]
-) -> float:
-    """Microseconds of a walk over ``chunks`` chunks by ``lanes``, by the model; ``sizes``: K and V."""
-    own, split = sizes if kernel.split == "V" else sizes[::-1]
-    return walk_time(
-        tile_kinds(nodes, kernel), products(nodes, kernel), own, split, place.chunk, place.operand_bytes,
-        place.target.shared, lanes, place.target.units, place.target.bandwidth, chunks,
-    )  # fmt: skip

@@ -5,77 +5,49 @@ The sizes come from the functions that the launchers use (``table``), with the l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from linalg_dsl.codegen.launch_sizes import Launches, LaunchSizes, sizes_of
-from linalg_dsl.codegen.schedule.alone import FEW, lone_transform
-from linalg_dsl.codegen.schedule.choice import Place, choose_levels
+from linalg_dsl.codegen.schedule.alone import lone_transform
+from linalg_dsl.codegen.schedule.call_shape import (
+    DTYPES,
+    CallShape,
+    boundary_bytes,
+    is_crowded,
+    is_exact,
+    plan_class,
+    state_count,
+    summed_axis,
+    tensor_bytes,
+    value_names,
+)
+from linalg_dsl.codegen.schedule.choice import Levels, Place, choose_levels
 from linalg_dsl.codegen.schedule.facts import BOUNDARY
 from linalg_dsl.codegen.schedule.kernel_plan import (
     SEGMENT,
     BoundaryProducts,
     Kernel,
     KernelPlan,
-    kept_states,
     tile_kinds,
 )
 from linalg_dsl.codegen.schedule.levels import choose_combine, combine_time
-from linalg_dsl.codegen.schedule.predict import prep_prediction, walk_prediction
+from linalg_dsl.codegen.schedule.predict import Prediction, predict_prep, predict_walk
 from linalg_dsl.codegen.schedule.table import (
     choose_chunk,
     choose_prep,
     choose_walk,
-    keep_every_state,
-    narrow_operands,
     next_power,
 )
 from linalg_dsl.codegen.schedule.two_level import Summary, TwoLevel, first_walk
 from linalg_dsl.codegen.targets import Target, find_target
 from linalg_dsl.errors import ArgumentError
-from linalg_dsl.planner.ops import OPS, Axes
-from linalg_dsl.planner.plan import ChunkPlan, Node
+from linalg_dsl.planner.ops import OPS
+from linalg_dsl.planner.plan import Node
 
-DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MANY = 1 << 30
+SCAN = "super_scan"
 NOTHING = LaunchSizes()
-
-
-@dataclass(frozen=True, slots=True)
-class CallShape:
-    """Sizes of a dense call; ``dtype`` is that of the output and of everything with an axis K or V."""
-
-    B: int
-    T: int
-    H: int
-    K: int
-    V: int
-    dtype: str
-    chunk: int
-    summed: str = "K"
-    """The axis that the first walk sums over (``summed_axis``)."""
-    pieces: int = 0
-    """On two levels the super-chunks of all sequences, else 0."""
-
-    @property
-    def chunks(self) -> int:
-        return self.B * -(-self.T // self.chunk)
-
-    @property
-    def operand_bytes(self) -> int:
-        """Of the operands of products: float16 calls use tf32, whose range holds every cotangent."""
-        return 2 if narrow_operands(self.dtype == "bfloat16", {"K": self.K, "V": self.V}[self.summed]) else 4
-
-    def count(self, axes: Axes, per_head: bool = False) -> int:
-        """Entries of a value: of all tokens, of all chunks, or one per head (params)."""
-        sizes = {"K": self.K, "V": self.V}
-        if axes == ("t", "s"):
-            return self.chunks * self.H * self.chunk * self.chunk
-        lead = 1 if per_head else self.B * self.T if "t" in axes else self.chunks
-        out = lead * self.H
-        for axis in axes:
-            out *= sizes.get(axis, 1)
-        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +67,87 @@ class KernelSchedule:
     again: int
     written: int
     reasons: tuple[str, ...]
-    prediction: str = ""
+    prediction: Prediction
     over: str = "sequences"
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSchedule:
+    """The launch that combines the maps of super-chunks; ``each`` of a sequence, one after the other."""
+
+    programs: int
+    block: int
+    warps: int
+    each: int
+    prediction: Prediction
+
+    @property
+    def name(self) -> str:
+        return SCAN
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked of a dense call: its sizes, and the options of ``linalg_dsl.compile``."""
+
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+    dtype: str = "bfloat16"
+    chunk_size: int | None = None
+    invariant: bool = False
+    schedule: str = "walk"
+    super_chunk: int | None = None
+    launch: Launches = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallSchedule:
+    """Every launch of a call, in order."""
+
+    shape: CallShape
+    levels: Levels
+    forward: tuple[KernelSchedule | ScanSchedule, ...]
+    backward: tuple[KernelSchedule | ScanSchedule, ...]
+
+    @property
+    def predictions(self) -> tuple[tuple[str, str, Prediction], ...]:
+        """(forward or backward, kernel, prediction) of every launch."""
+        pairs = (("forward", self.forward), ("backward", self.backward))
+        return tuple((phase, x.name, x.prediction) for phase, launches in pairs for x in launches)
+
+
+def schedule_call(plan: KernelPlan, call: Call, target: Target) -> CallSchedule:
+    """What the launcher of a dense call does on a target. Raises ``ArgumentError`` for an unknown dtype."""
+    chosen = call.chunk_size or _table_chunk(plan, call.K, call.V, call.dtype, target)
+    shape = CallShape(call.B, call.T, call.H, call.K, call.V, call.dtype, chosen, summed_axis(plan))
+    levels = choose_levels(
+        plan, place_of(shape, target), call.schedule, call.super_chunk, invariant=call.invariant
+    )
+    two, stage = levels.two_level, plan.plan.name
+    if two is not None:
+        shape = replace(shape, pieces=levels.pieces)
+
+    def launches(phase: str, kernels: Sequence[Kernel]) -> Iterator[KernelSchedule | ScanSchedule]:
+        first = None if two is None else first_walk(kernels, "forward" if phase == "forward" else "reverse")
+        for kernel in kernels:
+            if two is not None and kernel is first:
+                yield from _level_schedules(two, two.before(phase), shape, target, stage, call.launch)
+            asked = sizes_of(call.launch, stage, kernel.name, kernel.family)
+            yield kernel_schedule(plan, kernel, shape, target, invariant=call.invariant, asked=asked)
+
+    return CallSchedule(
+        shape,
+        levels,
+        tuple(launches("forward", plan.forward)),
+        tuple(launches("backward", plan.backward)) if plan.backward else (),
+    )
 
 
 def schedule_lines(
@@ -121,32 +172,23 @@ def schedule_lines(
     ``launch`` as its options hold it. Raises ``ArgumentError`` for an unknown dtype or target.
     """
     place = find_target(target)
-    chosen = chosen_chunk(plan, K=K, V=V, dtype=dtype, target=target)
-    chunk = chunk_size or chosen
-    shape = CallShape(B, T, H, K, V, dtype, chunk, summed_axis(plan))
-    names = value_names(plan)
+    call = Call(B, T, H, K, V, dtype, chunk_size, invariant, schedule, super_chunk, launch)
+    found = schedule_call(plan, call, place)
+    shape, names = found.shape, value_names(plan)
     lines = [
         f"on {place.name}, {place.units} multiprocessors, {place.shared // 1024} KB of shared memory for a "
         f"program; B = {B}, T = {T}, H = {H}, K = {K}, V = {V}, {dtype}",
-        f"chunks of {chunk} tokens: {_chunk_reason(plan, shape, place, chunk_size)}",
+        f"chunks of {shape.chunk} tokens: {_chunk_reason(plan, shape, place, chunk_size)}",
+        found.levels.line,
     ]
-    levels = choose_levels(plan, _place(shape, place), schedule, super_chunk, invariant=invariant)
-    lines.append(levels.line)
-    two = levels.two_level
-    if two is not None:
-        shape = replace(shape, pieces=levels.pieces)
-    for phase, kernels in (("forward", plan.forward), ("backward", plan.backward)):
-        first = None if two is None else first_walk(kernels, "forward" if phase == "forward" else "reverse")
-        summaries = () if two is None else two.before(phase)
-        if kernels:
-            count = len(kernels) + (len(summaries) + 1 if two else 0)
-            lines.append(f"{phase}: {count} launch{'es' if count > 1 else ''}")
-        for kernel in kernels:
-            if two is not None and kernel is first:
-                lines += _level_lines(two, summaries, shape, place, names)
-            asked = sizes_of(launch, plan.plan.name, kernel.name, kernel.family)
-            found = kernel_schedule(plan, kernel, shape, place, invariant=invariant, asked=asked)
-            lines += _kernel_lines(found, names)
+    for phase, launches in (("forward", found.forward), ("backward", found.backward)):
+        if launches:
+            time = sum(x.prediction.microseconds for x in launches)
+            count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
+            lines.append(f"{phase}: {count}, about {time:.3g} us by the model")
+        for x in launches:
+            lines += _scan_lines(x) if isinstance(x, ScanSchedule) else _kernel_lines(x, names)
+    two = found.levels.two_level
     if two is not None:
         lines.append(f"kept of super-chunks: {_megabytes(_level_bytes(two, shape))}, their states and maps")
     return (*lines, *_memory_lines(plan, shape))
@@ -154,10 +196,14 @@ def schedule_lines(
 
 def chosen_chunk(plan: KernelPlan, *, K: int, V: int, dtype: str, target: str = "sm_90") -> int:
     """The chunk size that the launcher takes where none is given; raises as ``schedule_lines`` does."""
+    return _table_chunk(plan, K, V, dtype, find_target(target))
+
+
+def _table_chunk(plan: KernelPlan, key: int, value: int, dtype: str, target: Target) -> int:
     if dtype not in DTYPES:
         raise ArgumentError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    shape = CallShape(1, 1, 1, K, V, dtype, 1, summed_axis(plan))
-    return choose_chunk(*plan_class(plan.plan), K, V, shape.operand_bytes, find_target(target).shared)
+    shape = CallShape(1, 1, 1, key, value, dtype, 1, summed_axis(plan))
+    return choose_chunk(*plan_class(plan.plan), key, value, shape.operand_bytes, target.shared)
 
 
 def kernel_schedule(
@@ -182,7 +228,7 @@ def kernel_schedule(
         warps *= lone_transform(plan.plan.nodes, kernel)
         block, warps = asked.block or block, asked.warps or warps
         reasons = (*_prep_reasons(plan, kernel, shape, warps, block), *_asked_reasons(asked))
-        prediction = prep_prediction(plan.plan.nodes, kernel, _place(shape, target), read + written)
+        prediction = predict_prep(plan.plan.nodes, kernel, place_of(shape, target), read + written)
         return KernelSchedule(
             kernel, shape.chunks * shape.H, 1, block, warps, 1, read, 0, written, reasons, prediction
         )
@@ -214,8 +260,8 @@ def kernel_schedule(
         *_boundary_reasons(kernel, shape),
     )
     each = -(-shape.chunks // (shape.pieces or shape.B or 1))
-    prediction = walk_prediction(
-        plan.plan.nodes, kernel, _place(shape, target), lanes, each, block, lanes * blocks
+    prediction = predict_walk(
+        plan.plan.nodes, kernel, place_of(shape, target), each, block, lanes * blocks, read + written
     )
     return KernelSchedule(
         kernel, lanes * blocks, blocks, block, warps, stages, read, whole * (blocks - 1), written, reasons,
@@ -223,7 +269,7 @@ def kernel_schedule(
     )  # fmt: skip
 
 
-def _place(shape: CallShape, target: Target) -> Place:
+def place_of(shape: CallShape, target: Target) -> Place:
     return Place(shape.B, shape.T, shape.H, shape.K, shape.V, shape.chunk, shape.operand_bytes, target)
 
 
@@ -233,36 +279,31 @@ def _level_bytes(two: TwoLevel, shape: CallShape) -> int:
     return 4 * shape.pieces * shape.H * (shape.K * shape.V + maps)
 
 
-def _level_lines(
-    two: TwoLevel, summaries: Sequence[Summary], shape: CallShape, target: Target, names: dict[int, str]
-) -> list[str]:
+def _level_schedules(
+    two: TwoLevel,
+    summaries: Sequence[Summary],
+    shape: CallShape,
+    target: Target,
+    stage: str,
+    launch: Launches,
+) -> Iterator[KernelSchedule | ScanSchedule]:
     """The launches that come before the first walk of a phase, and the scan."""
-    lines: list[str] = []
     sizes = {"K": shape.K, "V": shape.V, 1: 1}
     for summary in summaries:
         own = replace(shape, K=sizes[summary.rows], V=sizes[summary.columns])
-        found = kernel_schedule(two.plan, summary.kernel, own, target)
+        asked = sizes_of(launch, stage, summary.kernel.name, "walk")
+        found = kernel_schedule(two.plan, summary.kernel, own, target, asked=asked)
         written = 4 * shape.pieces * shape.H * own.K * own.V
-        lines += _kernel_lines(replace(found, written=written, reasons=(summary.purpose,)), names)
+        yield replace(found, written=written, reasons=(summary.purpose, *_asked_reasons(asked)))
     matrix = two.erased is not None
     erased, other = (shape.V, shape.K) if two.erased == "V" else (shape.K, shape.V)
     _, block, warps = choose_combine(erased, other, target.shared, matrix)
+    asked = sizes_of(launch, stage, SCAN, "scan")
+    block, warps = asked.block or block, asked.warps or warps
     programs = shape.B * shape.H * -(-(other if matrix else shape.K * shape.V) // block)
     each = shape.pieces // max(1, shape.B)
-    time = combine_time(each, erased, matrix)
-    return [
-        *lines,
-        f"super_scan: {_plural(programs, 'program')} (sequences × heads × blocks of {block}), "
-        f"{_plural(warps, 'warp')}, about {time:.3g} us by the model",
-        f"  the state before each of {_plural(each, 'super-chunk')} of a sequence, one after the other",
-    ]
-
-
-def value_names(plan: KernelPlan) -> dict[int, str]:
-    """What listings call a value: a result or buffer by that name, anything else by its label."""
-    names = {i: n.label for i, n in enumerate(plan.plan.nodes) if n.label}
-    names |= {b.node: b.name for b in plan.buffers}
-    return {**{n: name for name, n in plan.results}, **names}
+    time = Prediction(combine_time(each, erased, matrix), 0, 0, "chain")
+    yield ScanSchedule(programs, block, warps, each, time)
 
 
 # -- reasons --------------------------------------------------------------------------------------------
@@ -364,7 +405,7 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
     boundary = kernel.boundary
     if boundary is None:
         return ()
-    if _exact(kernel, shape):
+    if is_exact(kernel, shape):
         kept = 4 * shape.chunks * shape.H * shape.K * shape.V
         why = (
             "coupled states have more such terms than balances over a chunk"
@@ -386,64 +427,15 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
     return (f"forms the gate gradient's boundary term Σ_{over} S_0 ∘ dS_C exactly {how}",)
 
 
-# -- numbers --------------------------------------------------------------------------------------------
-def summed_axis(plan: KernelPlan) -> str:
-    """The axis that the first walk sums over: keys of few channels along it need precise products."""
-    first = next(k for k in plan.forward if k.family == "walk")
-    return "K" if first.split == "V" else "V"
-
-
-def is_crowded(plan: ChunkPlan) -> bool:
-    """Whether the last prep has many tiles at once: of many erases, or of decays along both axes."""
-    decays = {n.axes for n in plan.nodes if n.op == "total" and n.axes}
-    return plan_class(plan)[1] > FEW or len(decays) > 1
-
-
-def state_count(plan: ChunkPlan) -> int:
-    """How many states a plan carries."""
-    return sum(direction == "forward" for _, direction, _, _ in plan.carries)
-
-
-def plan_class(plan: ChunkPlan) -> tuple[str, int]:
-    """(kind of decay, number of erases), by the ops that stand for them."""
-    gates = {
-        plan.nodes[n.args[-1]].axes
-        for n in plan.nodes
-        if n.op in ("from_start", "to_end", "total", "pairs_decay", "decayed_scores", "decay_adjoints")
-    }
-    decay = "channel" if any(len(axes) == 2 for axes in gates) else "scalar" if gates else "none"
-    return decay, max((int(str(n.attr("r"))) for n in plan.nodes if n.op == "ut_transform"), default=0)
-
-
-def tensor_bytes(plan: KernelPlan, n: int, shape: CallShape) -> int:
-    """What a value takes in memory between kernels; a const is handed over as a number."""
-    node = plan.plan.nodes[n]
-    if node.op == "const":
-        return 0
-    for b in plan.buffers:
-        if b.node == n:
-            return shape.count(b.axes) * (shape.operand_bytes if b.element == "compute" else 4)
-    wide = bool({"K", "V"} & set(node.axes))
-    return shape.count(node.axes, node.op == "param") * (DTYPES[shape.dtype] if wide else 4)
-
-
-def _exact(kernel: Kernel, shape: CallShape) -> bool:
-    boundary = kernel.boundary
-    assert boundary is not None
-    return boundary.exact or keep_every_state(shape.chunks, shape.H, shape.K, shape.V)
-
-
-def boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
-    """What the two walks of a boundary term hand over beside buffers: states, and numbers along its axis."""
-    if kernel.boundary is None:
-        return 0
-    state = shape.H * shape.K * shape.V
-    if _exact(kernel, shape):
-        return shape.chunks * state * 4 * kept_states(kernel.boundary)
-    return (shape.chunks // SEGMENT + shape.B) * state * 4 + 2 * shape.count((kernel.boundary.axis,)) * 4
-
-
 # -- text -----------------------------------------------------------------------------------------------
+def _scan_lines(found: ScanSchedule) -> list[str]:
+    return [
+        f"{found.name}: {_plural(found.programs, 'program')} (sequences × heads × blocks of {found.block}), "
+        f"{_plural(found.warps, 'warp')}, about {found.prediction.microseconds:.3g} us by the model",
+        f"  the state before each of {_plural(found.each, 'super-chunk')} of a sequence, one after the other",
+    ]
+
+
 def _kernel_lines(found: KernelSchedule, names: dict[int, str]) -> list[str]:
     kernel = found.kernel
     if kernel.family == "prep":

@@ -33,6 +33,18 @@ def step_time(
     return max(0.22 * (state + inner + scores), 0.38 + work / rate, moved / bandwidth)
 
 
+def moved_in_a_chunk(loads: tuple[str, ...], own: int, block: int, chunk: int) -> int:
+    """Elements that a program loads for one chunk and stores after it."""
+    sizes = {"t": chunk, "s": chunk, "o": own, "b": block}
+    moved = chunk * block
+    for axes in loads:
+        elements = 1
+        for axis in axes:
+            elements *= sizes[axis]
+        moved += elements
+    return moved
+
+
 def walk_time(
     loads: tuple[str, ...],
     products: tuple[int, int, int],
@@ -49,13 +61,7 @@ def walk_time(
     """Microseconds of a walk over ``chunks`` chunks by ``lanes`` sequences x heads, one program per unit."""
     block, _, _ = choose_walk(loads, own, split, chunk, operand_bytes, shared, lanes, units)
     programs = lanes * -(-split // block)
-    sizes = {"t": chunk, "s": chunk, "o": own, "b": block}
-    moved = chunk * block
-    for axes in loads:
-        elements = 1
-        for axis in axes:
-            elements *= sizes[axis]
-        moved += elements
+    moved = moved_in_a_chunk(loads, own, block, chunk)
     share = bandwidth / max(1, min(units, programs))
     step = step_time(products, own, block, chunk, operand_bytes, moved * operand_bytes, share)
     return step * chunks * -(-programs // units)

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
-from linalg_dsl.codegen.schedule.describe import DTYPES, CallShape, boundary_bytes, tensor_bytes, value_names
+from linalg_dsl.codegen.schedule.call_shape import (
+    DTYPES,
+    CallShape,
+    boundary_bytes,
+    tensor_bytes,
+    value_names,
+)
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan
 from linalg_dsl.codegen.schedule.step_split import StepSchedule, needs_states
 from linalg_dsl.language.spec import Input

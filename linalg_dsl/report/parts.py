@@ -6,14 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.trace import Trace
+from linalg_dsl.codegen.schedule.call_shape import CallShape, summed_axis
 from linalg_dsl.codegen.schedule.cut import cut
-from linalg_dsl.codegen.schedule.describe import (
-    CallShape,
-    KernelSchedule,
-    chosen_chunk,
-    kernel_schedule,
-    summed_axis,
-)
+from linalg_dsl.codegen.schedule.describe import KernelSchedule, chosen_chunk, kernel_schedule
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.codegen.schedule.step_split import schedule as step_schedule
 from linalg_dsl.codegen.targets import find_target

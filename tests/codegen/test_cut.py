@@ -13,8 +13,9 @@ from kernel_cases import TEXTS
 
 import linalg_dsl as ld
 from linalg_dsl.codegen.schedule.boundary import with_boundaries
+from linalg_dsl.codegen.schedule.call_shape import CallShape
 from linalg_dsl.codegen.schedule.cut import cut
-from linalg_dsl.codegen.schedule.describe import CallShape, kernel_schedule, schedule_lines
+from linalg_dsl.codegen.schedule.describe import kernel_schedule, schedule_lines
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.codegen.schedule.naming import with_names

@@ -8,7 +8,8 @@ from kernel_cases import TEXTS, assert_close, errors
 
 import linalg_dsl as ld
 from linalg_dsl.codegen.schedule.alone import stands_alone
-from linalg_dsl.codegen.schedule.describe import CallShape, kernel_schedule
+from linalg_dsl.codegen.schedule.call_shape import CallShape
+from linalg_dsl.codegen.schedule.describe import kernel_schedule
 from linalg_dsl.codegen.targets import find_target
 from linalg_dsl.ops.draw import draw, draw_state
 

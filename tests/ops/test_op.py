@@ -325,6 +325,7 @@ def test_forward_mode_derivatives_are_refused_not_lost() -> None:
         {"chunk_size": 0},
         {"chunk_size": 2.5},
         {"schedule": "three_level"},
+        {"schedule": "materialised"},
         {"state_layout": "kvk"},
         {"tune": True, "backend": "torch"},
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 # mypy: ignore-errors
-
 import linalg_dsl as ld
 from linalg_dsl.errors import ArgumentError, DslError
 
