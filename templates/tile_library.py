@@ -119,15 +119,6 @@ def column_sums(w, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr, S
 
 
 @triton.jit
-def token_sums(p, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr, SUMS: tl.constexpr):
-    """The sums of ``column_sums`` of what may be NaN or infinite, which no other sum then has."""
-    t = tl.arange(0, C)
-    lower = tl.where(t[None, :] < t[:, None] if STRICT else t[None, :] <= t[:, None], 1.0, 0.0)
-    sums = tl.dot(tl.trans(lower) if AFTER else lower, p, input_precision=SUMS)
-    return without_later(sums, lower, p, C, TURNED=False, BACK=AFTER, STRICT=STRICT, PRECISION=SUMS)
-
-
-@triton.jit
 def anchored_intervals(level, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
     """[C, C] of 0 and 1: the tokens between row t and the anchor of its pair of blocks.
 
@@ -166,33 +157,46 @@ def meeting_tokens(level, t):
 
 
 @triton.jit
+def has_nan(x):
+    return tl.max(tl.max((x != x).to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
+def one_sided_product(
+    a, z, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr,
+    PRECISION: tl.constexpr
+):  # fmt: skip
+    """a z, or aT z if BACK, of a lower triangle a [C, C] and z that is not finite somewhere.
+
+    Tiles [C, D], or [D, C] if TURNED. A column of z that is not finite at a token is NaN from there on (up to
+    there if BACK); the rows before it are those of the product without it, where 0 times NaN would be NaN.
+    """
+    TOKENS: tl.constexpr = 1 if TURNED else 0
+    t = tl.arange(0, C)
+    rows = t[None, :] if TURNED else t[:, None]
+    good = tl.abs(z.to(tl.float32)) < float("inf")
+    clean = tl.where(good, z, 0.0).to(z.dtype)
+    if TURNED:
+        r = tl.dot(clean, a if BACK else tl.trans(a), input_precision=PRECISION)
+    else:
+        r = tl.dot(tl.trans(a) if BACK else a, clean, input_precision=PRECISION)
+    if BACK:
+        edge = tl.expand_dims(tl.max(tl.where(good, -1, rows), TOKENS), TOKENS)
+        free = rows >= edge if STRICT else rows > edge
+    else:
+        edge = tl.expand_dims(tl.min(tl.where(good, C, rows), TOKENS), TOKENS)
+        free = rows <= edge if STRICT else rows < edge
+    return tl.where(free, r, float("nan"))
+
+
+@triton.jit
 def without_later(
     r, a, z, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr,
     PRECISION: tl.constexpr
 ):  # fmt: skip
-    """r = a z, or aT z if BACK, of a lower triangle a [C, C], without what 0 times NaN or inf left there.
-
-    Tiles [C, D], or [D, C] if TURNED. A column of z that is not finite at a token is NaN from there on (up to
-    there if BACK), and the rows before it are those of the product without it. A look at r is all that this
-    costs where everything is finite.
-    """
-    if tl.max(tl.max((r != r).to(tl.int32), 1), 0) > 0:
-        TOKENS: tl.constexpr = 1 if TURNED else 0
-        t = tl.arange(0, C)
-        rows = t[None, :] if TURNED else t[:, None]
-        good = tl.abs(z.to(tl.float32)) < float("inf")
-        clean = tl.where(good, z, 0.0).to(z.dtype)
-        if TURNED:
-            r = tl.dot(clean, a if BACK else tl.trans(a), input_precision=PRECISION)
-        else:
-            r = tl.dot(tl.trans(a) if BACK else a, clean, input_precision=PRECISION)
-        if BACK:
-            edge = tl.expand_dims(tl.max(tl.where(good, -1, rows), TOKENS), TOKENS)
-            free = rows >= edge if STRICT else rows > edge
-        else:
-            edge = tl.expand_dims(tl.min(tl.where(good, C, rows), TOKENS), TOKENS)
-            free = rows <= edge if STRICT else rows < edge
-        r = tl.where(free, r, float("nan"))
+    """The product r = a z, or aT z, made anew if it has a NaN: a look at it is all that this costs else."""
+    if has_nan(r):
+        r = one_sided_product(a, z, C, TURNED, BACK, STRICT, PRECISION)
     return r
 
 

@@ -94,11 +94,6 @@ def decode_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNa
             f"{at} = {place}",
             f"{carry} = tl.load({at}{memory.mask(tile, 'there')}, other=0.0).to(tl.float32)",
         ]
-        if tile:  # the select keeps Triton 3.6 from an assertion of LLVM, about widened loads in a loop
-            memory.before += [
-                f"if {pointer}.dtype.element_ty != tl.float32:",
-                f"    {carry} = tl.where({memory.mask(tile, 'there').removeprefix(', mask=')}, {carry}, 0.0)",
-            ]
         mask = memory.mask(tile, *(("i_block == BLOCKS - 1",) if whole else ()))
         store.append(f"tl.store({at}, {carry}.to({pointer}.dtype.element_ty){mask})")
     ((_, o_node),) = plan.outputs

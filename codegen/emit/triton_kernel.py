@@ -29,8 +29,8 @@ _RESERVED = (
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
     "b_decayed_state", "b_limit", "first_mark", "i_share", "parity_sign", "softplus", "tanh", "expm1", "sign",
     "step", "power", "pairs_decay", "span_sum", "row_sums", "column_sums", "anchored_intervals",
-    "meeting_blocks", "without_later", "bad_columns", "finite_entries",
-    "spoilt_by", "finite_gate", "token_sums",
+    "meeting_blocks", "without_later", "has_nan", "one_sided_product", "bad_columns", "finite_entries",
+    "spoilt_by", "finite_gate",
 )  # fmt: skip
 
 
@@ -125,6 +125,7 @@ class KernelPrinter:
         state_dims: Axes = ("K", "V"),
         in_one_tile: bool = True,
         start: Start = "zeros",
+        nan_exact: bool = False,
     ) -> None:
         self.state_dims = state_dims
         self.start = start
@@ -143,6 +144,7 @@ class KernelPrinter:
             names,
             needs_zero=self._needs_zero(),
             turned=turned_axis(self.nodes, kernel),
+            nan_exact=nan_exact,
         )
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
@@ -356,7 +358,10 @@ class KernelPrinter:
             return
         at, mask = self._address(node, memory)
         where = f", mask={mask}, other=0.0" if mask else ""
-        line = f"{name} = tl.load({pointer}{at}{where})"
+        load = f"tl.load({pointer}{at}{where})"
+        line = f"{name} = {load}"
+        if self.kernel.family == "walk":
+            out.again[n] = load
         per_head = node.op == "param" and self.kernel.family == "walk"
         (self.before if per_head else out.lines).append(line)
         out.loaded(n, name, converted=memory.float32)

@@ -117,6 +117,7 @@ def emit_triton(
     schedule: str = "walk",
     super_chunk: int | None = None,
     launch: Launches = (),
+    nan_exact: bool = True,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
@@ -125,7 +126,8 @@ def emit_triton(
     output is float32. ``handed``: inputs whose types do not decide that of the operands of products.
     ``trace`` takes up what the names in the kernels stand for. ``schedule``: "walk", "two_level" (with
     super-chunks of ``super_chunk`` chunks, None for a choice at each call), or "auto" for a choice between
-    them at each call. ``launch``: sizes in place of the tables'. The text depends on nothing but the
+    them at each call. ``launch``: sizes in place of the tables'. ``nan_exact``: whether NaN of later tokens
+    is kept from earlier ones of a chunk. The text depends on nothing but the
     arguments and this package's version. Raises
     ``ArgumentError`` where there is no such schedule.
     """
@@ -137,7 +139,7 @@ def emit_triton(
     forced = schedule == "two_level"
     levels = forced or (schedule == "auto" and not invariant and not why_one_level(plan.plan))
     emitter = _Emitter(
-        canonical, plan, chunk_size, invariant, wide, handed, levels, forced, super_chunk, launch
+        canonical, plan, chunk_size, invariant, wide, handed, levels, forced, super_chunk, launch, nan_exact
     )
     text = emitter.run()
     if trace is not None:
@@ -158,7 +160,9 @@ class _Emitter:
         forced: bool,
         super_chunk: int | None,
         launch: Launches = (),
+        nan_exact: bool = True,
     ) -> None:
+        self.nan_exact = nan_exact
         self.canonical = canonical
         self.spec: RecurrenceSpec = canonical.spec
         self.rec = canonical.recurrences[0]
@@ -197,7 +201,15 @@ class _Emitter:
         memory = self._memory()
         state_dims = tuple(map(str, spec.states[0].dims))
         printed = {
-            k.name: KernelPrinter(plan, k, memory, self.title, state_dims, self._short()).run()
+            k.name: KernelPrinter(
+                plan,
+                k,
+                memory,
+                self.title,
+                state_dims,
+                self._short(),
+                nan_exact=self.nan_exact and k in plan.forward,
+            ).run()
             for k in (*plan.forward, *plan.backward)
         }
         self.values = {text.name: text.values for text in printed.values()}

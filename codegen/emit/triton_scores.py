@@ -133,8 +133,10 @@ class JointScores:
 
     def _without_later(self, part: str, factor: str, *, back: bool) -> str:
         """A product with the pairs that meet: the others are zero, and leave no trace, not of NaN either."""
-        self.out.library.add("without_later")
         product = f"tl.dot({f'tl.trans({part})' if back else part}, {factor}, input_precision=PRECISION)"
+        if not self.out.nan_exact:
+            return product
+        self.out.library.add("without_later")
         flags = f"TURNED=False, BACK={back}, STRICT=True, PRECISION=PRECISION"
         return f"without_later({product}, {part}, {factor}, C, {flags})"
 

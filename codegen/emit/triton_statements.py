@@ -82,6 +82,10 @@ class Statements:
     A product's first operand and its result then have the block's rows, 64 or more, where the tensor cores
     want 64; a chunk may be shorter. Its second operand is a tile as it was loaded.
     """
+    nan_exact: bool = False
+    """Whether products with triangles are looked at for what 0 times NaN leaves in them."""
+    again: dict[int, str] = field(default_factory=dict)
+    """How a tile is loaded that a loop over chunks has loaded before."""
     picks: dict[tuple[int, int], str] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
     """Lines that belong before a loop over blocks: where its sums begin."""
@@ -286,21 +290,28 @@ class Statements:
         if not (plain or node.op in ("apply", "apply_t")) or len(self.nodes[node.args[1]].axes) == 1:
             return []
         kind = triangle(self.nodes, node.args[0])
-        if kind is None:
+        if kind is None or not self.nan_exact:
             return []
-        a, z = (self.value(x) if plain else self.operand(x) for x in node.args)
         turned = self.tile(self.nodes[node.args[1]].axes)[0] != "t"
         flags = f"TURNED={turned}, BACK={node.op == 'apply_t'}, STRICT={kind == 'strict'}"
-        call = self._call("without_later", name, a, z, "C", flags, "PRECISION=PRECISION")
-        return [f"{name} = {call}"]
+        lines, operands = [], []
+        for n in node.args:
+            text = self.value(n) if plain else self.operand(n)
+            if n in self.again and n == node.args[1]:  # once more, so that no other use is seen of the first
+                copy = self.names.unique(f"{self.text[n]}_again")
+                lines.append(f"    {copy} = {self.again[n]}")
+                text = f"{copy}.to({'tl.float32' if plain else 'DOT'})"
+            operands.append(text)
+        self.library.add("has_nan")
+        call = self._call("one_sided_product", *operands, "C", flags, "PRECISION=PRECISION")
+        return [f"if has_nan({name}):", *lines, f"    {name} = {call}"]
 
     def _sums(self, arg: str, wide: bool, *, after: bool, strict: bool, gate: bool = False) -> str:
         flags = (f"AFTER={after}", f"STRICT={strict}")
         if not wide:
             return self._call("row_sums", arg, "C", *flags)
-        if not gate:
-            return self._call("token_sums", arg, "C", *flags, "SUMS=SUMS")
-        return self._call("column_sums", self._call("finite_gate", arg), "C", *flags, "SUMS=SUMS")
+        operand = self._call("finite_gate", arg) if gate else arg
+        return self._call("column_sums", operand, "C", *flags, "SUMS=SUMS")
 
     def _narrow(self, node: Node) -> str:
         """A product with one number per token: it needs no tensor core, and no rounding."""
