@@ -10,10 +10,12 @@ from linalg_dsl.errors import ArgumentError
 FAMILIES = ("walk", "prep", "step")
 """Names that stand for all kernels of a kind."""
 _LEGAL: dict[str, tuple[int, ...]] = {
-    "block": (16, 32, 64, 128, 256, 512),
+    "block": (8, 16, 32, 64, 128, 256, 512),
     "warps": (1, 2, 4, 8, 16),
     "stages": (1, 2, 3, 4, 5, 6),
 }
+_TOKEN_BY_TOKEN = ("step", "forward", "backward")
+"""Names of kernels that go token after token, and of their kind."""
 Launches = tuple[tuple[str, "LaunchSizes"], ...]
 
 
@@ -66,6 +68,8 @@ def read_launches(given: Mapping[str, Mapping[str, int]] | None) -> Launches:
             if isinstance(number, bool) or number not in legal:
                 shown = ", ".join(map(str, legal))
                 raise ArgumentError(f"launch: {name}: {size} is one of {shown}, got {number!r}")
+            if size == "block" and number < 16 and name.rpartition(".")[2] not in _TOKEN_BY_TOKEN:
+                raise ArgumentError(f"launch: {name}: blocks of products are 16 or more, got {number}")
             if size == "stages" and name.rpartition(".")[2].endswith("prep"):
                 raise ArgumentError(f"launch: {name}: a prep has no loop over chunks, and so no stages")
         found.append((str(name), LaunchSizes(**sizes)))

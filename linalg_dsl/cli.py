@@ -11,6 +11,21 @@ from typing import Annotated
 
 import typer
 
+from linalg_dsl.cli_options import (
+    Backend,
+    Json,
+    MaybeB,
+    MaybeH,
+    MaybeK,
+    MaybeT,
+    MaybeV,
+    Schedule,
+    SizeK,
+    SizeV,
+    Spec,
+    codes,
+    names,
+)
 from linalg_dsl.cli_output import Output, load_spec, use_utf8
 from linalg_dsl.errors import ArgumentError, DslError
 
@@ -21,36 +36,6 @@ app = typer.Typer(
 )
 
 
-def _names(incomplete: str) -> list[str]:
-    """For completion: names of the catalogue, and recurrences in files here."""
-    from linalg_dsl.ops.catalogue import catalogue_names
-
-    found = [*catalogue_names(), *(p.name for p in Path().glob("*.rec"))]
-    return [name for name in found if name.startswith(incomplete)]
-
-
-def _codes(incomplete: str) -> list[str]:
-    from linalg_dsl.language.codes import EXPLANATIONS
-
-    return [code for code in EXPLANATIONS if code.startswith(incomplete.upper())]
-
-
-Spec = Annotated[
-    str,
-    typer.Argument(
-        help="a .rec file, a name of the catalogue, or - for standard input", autocompletion=_names
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
-SizeK = Annotated[int, typer.Option("--K", min=1, max=512, help="size of the key axis")]
-SizeV = Annotated[int, typer.Option("--V", min=1, max=512, help="size of the value axis")]
-MaybeB = Annotated[int | None, typer.Option("--B", min=0, help="batch")]
-MaybeT = Annotated[int | None, typer.Option("--T", min=0, help="sequence length")]
-MaybeH = Annotated[int | None, typer.Option("--H", min=1, help="heads")]
-MaybeK = Annotated[int | None, typer.Option("--K", min=1, max=512, help="size of the key axis")]
-MaybeV = Annotated[int | None, typer.Option("--V", min=1, max=512, help="size of the value axis")]
-Backend = Annotated[str, typer.Option(help="auto, triton, torch or reference")]
-Schedule = Annotated[str, typer.Option(help="walk, two_level, or auto: the choice of a model of their time")]
 FAILED = 1
 BAD_INPUT = 2
 
@@ -119,7 +104,7 @@ def explain(
 def compile_(
     specs: Annotated[
         list[str] | None,
-        typer.Argument(help="a .rec file or a name of the catalogue", autocompletion=_names),
+        typer.Argument(help="a .rec file or a name of the catalogue", autocompletion=names),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="the whole catalogue")] = False,
     target: Annotated[
@@ -234,7 +219,7 @@ def check(
 def bench(
     specs: Annotated[
         list[str],
-        typer.Argument(help="a .rec file or a name of the catalogue", autocompletion=_names),
+        typer.Argument(help="a .rec file or a name of the catalogue", autocompletion=names),
     ],
     backend: Backend = "auto",
     device: Annotated[
@@ -313,7 +298,7 @@ def bench(
 def tune(
     specs: Annotated[
         list[str],
-        typer.Argument(help=".rec files or names of the catalogue", autocompletion=_names),
+        typer.Argument(help=".rec files or names of the catalogue", autocompletion=names),
     ],
     shapes: Annotated[
         list[str] | None, typer.Option("--shape", help="train, long, d64 ...: sizes by name; default train")
@@ -422,7 +407,7 @@ def sweep(
     specs: Annotated[
         list[str],
         typer.Argument(
-            help=".rec files, names of the catalogue, or folders of .rec files", autocompletion=_names
+            help=".rec files, names of the catalogue, or folders of .rec files", autocompletion=names
         ),
     ],
     vary: Annotated[
@@ -498,7 +483,7 @@ def list_(json: Json = False) -> None:
 @app.command(name="explain-error")
 def explain_error(
     code: Annotated[
-        str | None, typer.Argument(help="such as E302; without one, all codes", autocompletion=_codes)
+        str | None, typer.Argument(help="such as E302; without one, all codes", autocompletion=codes)
     ] = None,
     json: Json = False,
 ) -> None:

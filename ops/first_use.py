@@ -23,9 +23,11 @@ from linalg_dsl.ops.args import axis_sizes
 from linalg_dsl.ops.launched import Launched, Module, Use
 from linalg_dsl.ops.selfcheck import SelfCheck
 
+ENVIRONMENT_VARIABLE = "LINALG_DSL_FIRST_USE"
+"""``0``: kernels are compiled one by one as they are launched, and their spills not looked at."""
 MOST_SPILLS = 20
 """Registers of a thread that may lie in memory: from hundreds on a kernel is two to five times slower."""
-_ROUNDS = 3
+_ROUNDS = 4
 _KEPT = 1024
 _LOCK = threading.Lock()
 Compile = Callable[[ModuleType, Sequence[Launched]], list[int]]
@@ -74,6 +76,8 @@ class FirstUse:
 
 def compiles(device: torch.device) -> bool:
     """Whether kernels are compiled for this device, and may be now."""
+    if os.environ.get(ENVIRONMENT_VARIABLE) == "0":
+        return False
     if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return False
     return not torch.cuda.is_current_stream_capturing()
@@ -140,6 +144,8 @@ def alternatives(block: int, warps: int, stages: int) -> Iterator[tuple[int, int
         yield block // 2, warps, stages
         if warps < 8:
             yield block // 2, 2 * warps, stages
+    if warps < 4:
+        yield block, 4 * warps, stages
 
 
 def compile_side_by_side(module: ModuleType, launches: Sequence[Launched]) -> list[int]:

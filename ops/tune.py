@@ -1,7 +1,7 @@
 """Tuning: a bounded search around the tables' choice, on the device at hand.
 
 For each variant of the plan (``tune_space.variants``) the sizes of every kernel are searched by themselves:
-those of one do not change another's time. All neighbours are compiled side by side, then timed in
+those of one do not change another's time. Neighbours are compiled side by side, then timed in
 rounds, each of which runs the whole call with another choice for every kernel. What does not compile, spills,
 fails or is wrong is left out and noted; the winner of a variant is compared with the step loop before it may
 win. Everything is noted as it comes, so that a search that was stopped goes on where it was.
@@ -9,6 +9,7 @@ win. Everything is noted as it comes, so that a search that was stopped goes on 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from linalg_dsl.codegen.launch_sizes import read_launches
 from linalg_dsl.ops.first_use import MOST_SPILLS
 from linalg_dsl.ops.launched import Launched, Module, Use
 from linalg_dsl.ops.tune_record import Record
-from linalg_dsl.ops.tune_space import Assignment, Sizes, Variant, as_option, neighbours, rounds
+from linalg_dsl.ops.tune_space import Assignment, Sizes, Variant, as_option, batches, neighbours, rounds
 
 if TYPE_CHECKING:
     from linalg_dsl.ops.op import CompiledOp
@@ -115,8 +116,11 @@ class Search:
         free = {n: x for n, x in seen.launches.items() if n not in asked}
         choices = {n: [s for s in neighbours(x) if self._is_open(variant, n, s)] for n, x in free.items()}
         default = {n: x.sizes for n, x in free.items()}
-        choices = self._compiled(variant, op, seen, default, choices)
-        self._time_rounds(variant, op, run, default, choices)
+        for part in batches(choices, 2 * (os.cpu_count() or 1)):
+            if self.is_over:
+                break
+            left = self._compiled(variant, op, seen, default, part)
+            self._time_rounds(variant, op, run, default, left)
         best = self._fastest(variant, default)
         changed = {n: s for n, s in best.items() if s != default[n]}
         owners = owners_of(op)
@@ -302,7 +306,8 @@ def sizes_set(modules: Sequence[Any], assignment: Mapping[str, Sizes]) -> Iterat
     before = [dict(m.SIZES) for m in modules]
     try:
         for module in modules:
-            own = {n: s for n, s in assignment.items() if hasattr(module, n)}
+            # a block of 0: the kernel has none, and what the tables say of it is of no account
+            own = {n: (s[0] or None, *s[1:]) for n, s in assignment.items() if hasattr(module, n)}
             module.SIZES.update(own)
         yield
     finally:
@@ -319,7 +324,7 @@ def modules_of(op: CompiledOp) -> list[Any]:
 def owners_of(op: CompiledOp) -> dict[str, tuple[str, str]]:
     """(stage, kernel) of every kernel by its name in its module."""
     out = {}
-    for stage, kernel, _ in op.with_options(schedule="auto").plan.launch_names():
+    for stage, kernel, _ in op.plan.launch_names():
         for module, own in zip(modules_of(op), op.stage_ops, strict=True):
             if own.spec.name == stage:
                 found = [

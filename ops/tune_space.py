@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -71,6 +71,13 @@ def rounds(choices: Mapping[str, Sequence[Sizes]]) -> list[Assignment]:
     """Assignments that have every choice of every kernel in at least one; the first has the first of each."""
     most = max((len(c) for c in choices.values()), default=0)
     return [{name: sizes[min(i, len(sizes) - 1)] for name, sizes in choices.items()} for i in range(most)]
+
+
+def batches(choices: Mapping[str, Sequence[Sizes]], least: int) -> Iterator[dict[str, list[Sizes]]]:
+    """The choices in parts of at least ``least`` launches, nearest first: so many are compiled at once."""
+    each = max(1, -(-least // max(1, len(choices))))
+    for i in range(0, max((len(c) for c in choices.values()), default=0), each):
+        yield {name: list(sizes[i : i + each]) for name, sizes in choices.items() if sizes[i : i + each]}
 
 
 def as_option(

@@ -105,17 +105,43 @@ def finite_gate(w):
 
 
 @triton.jit
-def column_sums(w, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr, SUMS: tl.constexpr):
-    """The same for every column of w [C, D], as a product with 0 and 1 in SUMS precision.
-
-    A sum of gates is one of what ``finite_gate`` makes of them.
-    """
+def tokens_within(C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
+    """[C, C] of 0 and 1: in row t the tokens s <= t, or s >= t if AFTER; without s = t if STRICT."""
     t = tl.arange(0, C)
     if AFTER:
         inside = t[None, :] > t[:, None] if STRICT else t[None, :] >= t[:, None]
     else:
         inside = t[None, :] < t[:, None] if STRICT else t[None, :] <= t[:, None]
-    return tl.dot(tl.where(inside, 1.0, 0.0), w, input_precision=SUMS)
+    return tl.where(inside, 1.0, 0.0)
+
+
+@triton.jit
+def token_sums(x, among, TURNED: tl.constexpr, DOT: tl.constexpr, SUMS: tl.constexpr):
+    """For every token t the sum of x over the tokens that row t of ``among`` has, [C, C] of 0 and 1.
+
+    x is [C, D], or [D, C] if TURNED, float32 and finite. Operands in bfloat16 keep x as two halves of 8 bits,
+    whose sum has 16; others have SUMS precision.
+    """
+    if DOT == tl.bfloat16:  # noqa: SIM300 (DOT is a type of Triton's)
+        among = among.to(DOT)
+        high = x.to(DOT)
+        low = (x - high.to(tl.float32)).to(DOT)
+        if TURNED:
+            sums = tl.dot(low, tl.trans(among), tl.dot(high, tl.trans(among)))
+        else:
+            sums = tl.dot(among, low, tl.dot(among, high))
+    elif TURNED:
+        sums = tl.dot(x, tl.trans(among), input_precision=SUMS)
+    else:
+        sums = tl.dot(among, x, input_precision=SUMS)
+    return sums
+
+
+@triton.jit
+def blocks_meet(level, C: tl.constexpr):
+    """[C, C]: whether the blocks of 2^level tokens of t and s are neighbours that meet, in either order."""
+    block = tl.arange(0, C) >> level
+    return (block[:, None] ^ block[None, :]) == 1
 
 
 @triton.jit
@@ -128,15 +154,13 @@ def anchored_intervals(level, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
     than the interval, and none looks past t.
     """
     t = tl.arange(0, C)
-    block = t >> level
-    row = t[:, None]
-    column = t[None, :]
-    if EXCLUSIVE:
-        after = column < row
-    else:
-        after = column <= row
-    inside = tl.where((block & 1)[:, None] == 1, after, column > row)
-    return tl.where((block[:, None] == block[None, :]) & inside, 1.0, 0.0)
+    before = t & ((1 << level) - 1)  # tokens before t in its block
+    second = ((t >> level) & 1) == 1
+    first = tl.where(second, t - before, t + 1)
+    count = tl.where(second, before if EXCLUSIVE else before + 1, (1 << level) - 1 - before)
+    # one comparison for both ends: what lies before the first token is large without a sign
+    inside = (t[None, :] - first[:, None]).to(tl.uint32) < count.to(tl.uint32)[:, None]
+    return tl.where(inside, 1.0, 0.0)
 
 
 @triton.jit
@@ -187,17 +211,6 @@ def one_sided_product(
         edge = tl.expand_dims(tl.min(tl.where(good, C, rows), TOKENS), TOKENS)
         free = rows <= edge if STRICT else rows < edge
     return tl.where(free, r, float("nan"))
-
-
-@triton.jit
-def without_later(
-    r, a, z, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr,
-    PRECISION: tl.constexpr
-):  # fmt: skip
-    """The product r = a z, or aT z, made anew if it has a NaN: a look at it is all that this costs else."""
-    if has_nan(r):
-        r = one_sided_product(a, z, C, TURNED, BACK, STRICT, PRECISION)
-    return r
 
 
 @triton.jit

@@ -49,6 +49,18 @@ C_t = C_{t-1} + d_t B_t
 D_t = exp(f_t) D_{t-1} + e_t C_{t-1} + b_t A_{t-1}
 o_t = D_tᵀ q_t
 """,
+    "two_time_scales": """
+state A, B : [K, V]
+A_t = diag(exp(a_t)) A_{t-1} + b_t k_t (v_t - A_{t-1}ᵀ k_t - B_{t-1}ᵀ k_t)ᵀ
+B_t = exp(g_t) B_{t-1} + c_t k_t (v_t - A_{t-1}ᵀ k_t - B_{t-1}ᵀ k_t)ᵀ
+o_t = A_tᵀ q_t + d_t B_{t-1}ᵀ x_t
+""",
+    "gates_of_their_own": """
+state A, B : [V, K]
+A_t = exp(g_t) diag(exp(r_t)) A_{t-1} - b_t u_t (u_tᵀ (diag(exp(r_t)) A_{t-1} + B_{t-1}) - k_tᵀ) + v_t p_tᵀ
+B_t = diag(exp(r_t + f_t)) B_{t-1} - c_t u_t (u_tᵀ A_{t-1}) + 0.5 z_t y_tᵀ
+o_t = A_t q_t + B_t x_t
+""",
     "plain_sum": """
 state A, B : [K, V]
 A_t = A_{t-1} + k_t v_tᵀ

@@ -8,7 +8,8 @@ import shlex
 import pytest
 import typer
 
-from linalg_dsl.cli import _codes, _names, app
+from linalg_dsl.cli import app
+from linalg_dsl.cli_options import codes, names
 
 GROUP = typer.main.get_command(app)
 COMMANDS = sorted(GROUP.commands)  # type: ignore[attr-defined]
@@ -30,6 +31,6 @@ def test_every_command_has_examples_that_its_options_allow(name: str) -> None:
 
 def test_names_and_codes_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.chdir(str(tmp_path))
-    assert _names("gated_del") == ["gated_delta_product", "gated_delta_rule"]
-    assert "E302" in _codes("e3")
-    assert not _codes("E6")
+    assert names("gated_del") == ["gated_delta_product", "gated_delta_rule"]
+    assert "E302" in codes("e3")
+    assert not codes("E6")

@@ -10,13 +10,17 @@ from linalg_dsl.codegen.schedule.kernel_plan import Kernel
 from linalg_dsl.planner.plan import Node
 
 
-def turned_axis(nodes: Sequence[Node], kernel: Kernel) -> str | None:
-    """The axis that stands first in a walk's tiles: the split one, unless a sum over tokens wants rows."""
+def turned_axes(nodes: Sequence[Node], kernel: Kernel) -> frozenset[str]:
+    """The axes that stand first in their tiles: in a walk the split one, unless a sum over tokens wants rows,
+    in a prep those with scores that decay per channel."""
     split = kernel.split
+    if split is None:
+        joint = (nodes[n] for n in kernel.body if nodes[n].op in ("decayed_scores", "decay_adjoints"))
+        return frozenset(nodes[node.args[-1]].axes[-1] for node in joint)
     by_rows = ("from_start", "to_end", "gate_sum", "decayed_scores", "decay_adjoints", "decay_applies")
-    if split and any(nodes[n].op in by_rows and split in nodes[n].axes for n in kernel.body):
-        return None
-    return split
+    if any(nodes[n].op in by_rows and split in nodes[n].axes for n in kernel.body):
+        return frozenset()
+    return frozenset((split,))
 
 
 def without_unused(lines: list[str], states: frozenset[str] = frozenset()) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from linalg_dsl.codegen.emit.kernel_lines import turned_axis, uses, without_unused
+from linalg_dsl.codegen.emit.kernel_lines import turned_axes, uses, without_unused
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
@@ -22,15 +22,17 @@ from linalg_dsl.planner.plan import Node
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT",
-    "PRECISION", "SOLVE", "SUMS", "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST", "p_first", "p_last",
+    "PRECISION", "SOLVE", "SUMS", "STEEP", "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST", "p_first",
+    "p_last",
     "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_first",
     "o_r", "i_pairs", "o_pairs", "b_system", "b_transform", "b_half_step", "b_meeting",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
     "b_decayed_state", "b_limit", "first_mark", "i_share", "parity_sign", "softplus", "tanh", "expm1", "sign",
-    "step", "power", "pairs_decay", "span_sum", "row_sums", "column_sums", "anchored_intervals",
-    "meeting_blocks", "without_later", "has_nan", "one_sided_product", "bad_columns", "finite_entries",
-    "spoilt_by", "finite_gate",
+    "step", "power", "pairs_decay", "span_sum", "row_sums", "token_sums", "tokens_within",
+    "anchored_intervals", "meeting_blocks", "blocks_meet", "m_meet", "m_second", "m_between",
+    "m_outside",
+    "has_nan", "one_sided_product", "bad_columns", "finite_entries", "spoilt_by", "finite_gate",
 )  # fmt: skip
 
 
@@ -137,13 +139,13 @@ class KernelPrinter:
         names = Names(reserved=_RESERVED)
         self.names = names
         self.phases = phases(self.nodes, kernel) if kernel.family == "prep" else None
-        self.blocks = lone_transform(self.nodes, kernel) if in_one_tile else 1
+        self.blocks = lone_transform(self.nodes, kernel) if in_one_tile else 0
         self.out = Statements(
             self.nodes,
             self._blocks(),
             names,
             needs_zero=self._needs_zero(),
-            turned=turned_axis(self.nodes, kernel),
+            turned=turned_axes(self.nodes, kernel),
             nan_exact=nan_exact,
         )
         self.pointers: dict[str, str] = {}
@@ -313,6 +315,7 @@ class KernelPrinter:
                 lines += out.lines
                 out.lines, out.first = [], []
                 inner = set(have)
+                out.in_loop = True
                 for n in inside:
                     form(n, inner)
                     if axis in summed_axes(nodes, n):
@@ -321,6 +324,7 @@ class KernelPrinter:
                         out.compute(n)
                         if n in stores:
                             self._store(n)
+                out.in_loop = False
                 low = axis.lower()
                 lines += [
                     *out.first,
@@ -496,7 +500,7 @@ class KernelPrinter:
         shape = ["K", "V", "C", *(b for b in blocks if self.phases is None or uses(used, b))]
         if self.kernel.family == "walk":
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
-        optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "SAVE") if uses(used, c)]
+        optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "STEEP", "SAVE") if uses(used, c)]
         optional += ["EXACT"] if isinstance(self.kernel.boundary, Boundary) else []
         return (*shape, *optional, *self.ratios, *self.shared)
 

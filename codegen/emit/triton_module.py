@@ -31,7 +31,7 @@ from linalg_dsl.codegen.emit.triton_levels import RESERVED, LevelsPrinter, Level
 from linalg_dsl.codegen.launch_sizes import Launches, sizes_of
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.alone import lone_transform
-from linalg_dsl.codegen.schedule.call_shape import is_crowded, plan_class, summed_axis
+from linalg_dsl.codegen.schedule.call_shape import is_crowded, plan_class, score_count, summed_axis
 from linalg_dsl.codegen.schedule.cut import cut
 from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Direction, Kernel, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.lower import lower
@@ -91,6 +91,7 @@ class TritonModule:
     decay: str
     rank: int
     crowded: bool
+    score_count: int
     state_count: str
     segment: int
     exact: bool
@@ -286,6 +287,7 @@ class _Emitter:
                 decay=repr(decay),
                 rank=rank,
                 crowded=is_crowded(plan.plan),
+                score_count=score_count(plan.plan),
                 state_count=", states=len(STATES)" if len(spec.states) > 1 else "",
                 segment=SEGMENT,
                 exact=any(b.exact for b in boundaries) or self.invariant,
@@ -389,8 +391,8 @@ class _Emitter:
     def _launch(self, text: KernelText) -> str:
         kernel = text.kernel
         if kernel.family == "prep":
-            blocks = lone_transform(self.plan.plan.nodes, kernel) if self._short() else 1
-            more = f", blocks={blocks}" if blocks > 1 else ""
+            blocks = lone_transform(self.plan.plan.nodes, kernel)
+            more = f", blocks={blocks}" if blocks and self._short() else ""
             return f"call.prep({text.name}, {kernel not in self.plan.forward}, {self._operands(text)}{more})"
         return self._launch_walk(text, *self._ends(kernel), "")
 

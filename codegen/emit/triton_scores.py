@@ -1,25 +1,41 @@
 """Statements of the decayed scores of one gate, and of their derivatives: one loop over block levels.
 
-At each level neighbouring blocks of tokens meet at an anchor, the boundary between them. One product with
-a 0/1 matrix sums w between every row and its anchor (adding only), one exponential gives the row's factor:
-rows of the second block are scaled for x, those of the first for y, and their products on the tensor
-cores are the scores of the pairs that meet.
+At each level neighbouring blocks of tokens meet at an anchor, the boundary between them. A product with a
+0/1 matrix sums w between every token and its anchor (adding only), one exponential gives the token's factor.
+Tokens of the second block count as rows x, those of the first as columns y, so one tile holds both
+(``codegen/schedule/meeting_tiles.py``); products of such tiles are the scores, and products with the
+cotangents where blocks meet the derivatives. Tiles stand with the channels first where the kernel has them
+so: then they are the operands that tensor cores take from registers, and the [C, C] matrices those from
+memory on chip.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from linalg_dsl.codegen.schedule.meeting_tiles import (
+    MeetingProduct,
+    meeting_products,
+    meeting_tiles,
+    source_of_column,
+    source_of_row,
+)
 from linalg_dsl.planner.plan import Node
 
 if TYPE_CHECKING:
     from linalg_dsl.codegen.emit.triton_statements import Statements
 
-_STRICT = {True: "strict", False: "whole"}
+Sums = dict[int | None, str]
+"""The names of sums over the levels, by the number of a row or column."""
 
 
 class JointScores:
-    """Prints one ``decayed_scores`` or ``decay_adjoints`` node; its results go to ``out.picks``."""
+    """Prints one ``decayed_scores`` or ``decay_adjoints`` node; its results go to ``out.picks``.
+
+    Where rows of both kinds, with intervals up to a token and up to the one before, stand beside each other,
+    all take the shorter interval, and x of the longer is multiplied by the token's own decay beforehand.
+    """
 
     def __init__(self, out: Statements, n: int, node: Node, *, blocked: bool = False) -> None:
         self.out, self.n, self.blocked = out, n, blocked
@@ -33,138 +49,345 @@ class JointScores:
         rest = args[len(self.a) :]
         self.x = [out.value(i) for i in rest[:rows]]
         self.y = [out.value(i) for i in rest[rows : rows + cols]]
-        self.w = out.value(rest[-1])
-        self.block = out.blocks[out.nodes[rest[-1]].axes[-1]].length
-        self.exclusive = [read == "exclusive" for read in self.reads]
-        """Whether the interval of a row ends before it: those rows have factors of their own."""
-        self.kinds = sorted(set(self.exclusive))
-        self.of_cols = self.kinds[0]
+        self.w = rest[-1]
+        axes = out.nodes[self.w].axes
+        self.turned = out.tile(axes) != axes
+        block = out.blocks[axes[-1]].length
+        self.shape = f"({block}, C)" if self.turned else f"(C, {block})"
+        self.exclusive = "exclusive" in self.reads
+        """Whether all intervals of rows end before their token."""
+        self.lifted = [self.exclusive and read != "exclusive" for read in self.reads]
+        """Rows that are multiplied by their token's own decay beforehand."""
         self.wanted = {
             int(str(pick.attr("index"))) for pick in out.nodes if pick.op == "pick" and pick.args == (n,)
         }
         """The results that somebody picks."""
+        self.same = {
+            int(p.split("-")[0]): int(p.split("-")[1]) for p in str(attrs.get("same", "")).split(",") if p
+        }
+        """Rows whose derivative is part of a column's."""
+        row_ids = [-1 - i if up else rest[i] for i, up in enumerate(self.lifted)]
+        self.ids = (row_ids, rest[rows : rows + cols])
+        self.tiles = meeting_tiles(*self.ids, self.pairs)
 
     def statements(self) -> list[str]:
-        gate = self._name("w")
-        self.out.library.add("finite_gate")
-        lines = [f"{gate} = finite_gate({self.w})"]
-        self.gate = gate
+        self.gate = self.out.log2_gate(self.w)
+        lines: list[str] = []
+        self.rows = list(self.x)
+        if any(self.lifted):
+            self.own = self._name("own_decay")
+            lines.append(f"{self.own} = tl.exp2({self.gate})")
+            for i, x in enumerate(self.x):
+                if self.lifted[i]:
+                    self.rows[i] = self._name("lifted", i)
+                    lines.append(f"{self.rows[i]} = {x} * {self.own}")
         return lines + (self._adjoints() if self.adjoint else self._scores())
 
     # -- forward --------------------------------------------------------------------------------------
     def _scores(self) -> list[str]:
-        lines: list[str] = []
-        results = []
+        """Scores anchored at the start of the chunk where no decay up to the row is too steep for that.
+
+        A steep row takes level after level: later ones overwrite the pairs that do not meet at earlier ones,
+        from the diagonal outwards. Which way a row goes depends on no later token, and the levels are passed
+        over where no row needs them.
+        """
+        rows, cols = self.ids
+        of_row = {i: source_of_row(self.tiles, rows, cols, i) for i, _ in self.pairs}
+        of_col = {j: source_of_column(self.tiles, rows, cols, j) for _, j in self.pairs}
+        lines, row_factor, col_factor, steep = self._from_start()
+        m_steep = self._name("steep_rows")
+        near = {i: self._name("near_row", i) for i in of_row}
+        far = {j: self._name("near_col", j) for j in of_col}
+        lines += [f"{name} = ({self.rows[i]} * {row_factor}).to(DOT)" for i, name in near.items()]
+        lines += [f"{name} = ({self.y[j]} * {col_factor}).to(DOT)" for j, name in far.items()]
+        earlier = f"tl.where(o_t[None, :] <= o_t[:, None], {steep}[None, :], 0)"
+        instead = [f"{m_steep} = (tl.sum({earlier}, 1) > 0)[:, None]"]
+        behind: list[str] = []
+        parts: list[str] = []
         for number, (i, j) in enumerate(self.pairs):
-            name = self._name("score", i, j)
-            results.append(name)
+            part, name = self._name("part", i, j), self._name("score", i, j)
+            parts.append(part)
             self.out.picks[self.n, number] = name
-            start = self.out.first if self.blocked else lines
-            start.append(f"{name} = tl.zeros((C, C), dtype=tl.float32)")
+            alone = "0.0"
             if self.reads[i] == "inclusive":
-                diagonal = f"tl.sum({self.x[i]} * {self.y[j]}, 1)[:, None]"
-                lines.append(f"{name} += tl.where(o_t[:, None] == o_t[None, :], {diagonal}, 0.0)")
-        body, _, rows, cols = self._level()
-        for (i, j), name in zip(self.pairs, results, strict=True):
-            product = f"tl.dot({rows[i]}, tl.trans({cols[j]}), input_precision=PRECISION)"
-            body.append(f"{name} += tl.where(m_meet, {product}, 0.0)")
-        return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body)]
+                alone = self._outer(f"({self.x[i]}).to(DOT)", f"({self.y[j]}).to(DOT)")
+            lines.append(f"{part} = {self._outer(near[i], far[j])}")
+            instead.append(f"{part} = tl.where({m_steep}, {alone}, {part})")
+            inside = f"tl.where(o_t[:, None] {self._sign(i)} o_t[None, :], {part}, 0.0)"
+            if self.blocked:
+                self.out.first.append(f"{name} = tl.zeros((C, C), dtype=tl.float32)")
+                behind.append(f"{name} += {inside}")
+            else:
+                behind.append(f"{name} = {inside}")
+        body = self._factor()
+        scaled = {}
+        for c, tile in enumerate(self.tiles):
+            row = tile.row if c in of_row.values() else None
+            col = tile.col if c in of_col.values() else None
+            scaled[c] = self._name("scaled", c)
+            body.append(f"{scaled[c]} = (({self._both(row, col)}) * {self.factor}).to(DOT)")
+        body.append(f"m_outside = ((o_t >> level)[:, None] != (o_t >> level)[None, :]) & {m_steep}")
+        for (i, j), part in zip(self.pairs, parts, strict=True):
+            product = self._outer(scaled[of_row[i]], scaled[of_col[j]])
+            body.append(f"{part} = tl.where(m_outside, {product}, {part})")
+        instead += self._levels(body, "0")
+        return [*lines, f"if tl.max({steep}, 0) > 0:", *(f"    {line}" for line in instead), *behind]
+
+    def _sign(self, row: int) -> str:
+        return ">=" if self.reads[row] == "inclusive" else ">"
+
+    def _from_start(self) -> tuple[list[str], str, str, str]:
+        """Statements of the factors of rows and columns with the start of the chunk as the anchor, and of
+        the tokens ([C], 1 or 0) up to which some channel has decayed, or grown, by more than 2^STEEP."""
+        rows, cols = self._name("from_start"), self._name("from_start_with_own")
+        within = self.out.call("tokens_within", "C", "AFTER=False", f"STRICT={self.exclusive}")
+        lines = [f"{rows} = {self.out.token_sums(self.gate, within, self.turned)}"]
+        if self.exclusive:
+            lines.append(f"{cols} = {rows} + {self.gate}")
+        else:
+            cols = rows
+        up, down, steep = self._name("near_decay"), self._name("near_growth"), self._name("steep")
+        lines += [
+            f"{up} = tl.exp2({rows})",
+            f"{down} = tl.exp2(tl.minimum(-{cols}, STEEP))",
+            f"{steep} = tl.max(tl.where(tl.abs({cols}) > STEEP, 1, 0), {0 if self.turned else 1})",
+        ]
+        return lines, up, down, steep
 
     # -- backward -------------------------------------------------------------------------------------
     def _adjoints(self) -> list[str]:
+        """Derivatives level after level, or anchored at the start of the chunk where no decay is too steep.
+
+        Without the gate's derivative they may be part of an output, which depends on no later token and so
+        does not choose. The gate's derivative at one anchor is a sum of x o dx - y o dy over the tokens from
+        each one on; both are made of the same rounded operands, so what cancels does so but for float32.
+        """
+        out, count = self.out, len(self.x)
+        gate = count + len(self.y) in self.wanted
+        products = meeting_products(
+            self.tiles, *self.ids, self.pairs,
+            [gate or i in self.wanted or i in self.same for i in range(count)],
+            [gate or count + j in self.wanted for j in range(len(self.y))],
+        )  # fmt: skip
+        before: list[str] = []
+        matrices = [self._matrix(before, number, p) for number, p in enumerate(products)]
+        lines, ends, dx, dy = self._sums(before)
+        if out.in_loop:
+            out.first += before
+        else:
+            lines = before + lines
+        dw = ""
+        if gate:
+            dw = self._name("dw")
+            out.picks[self.n, count + len(self.y)] = dw
+            lines.append(f"{dw} = tl.zeros({self.shape}, dtype=tl.float32)")
+            lifted = [(self.rows[i], dx[i]) for i in range(count) if self.lifted[i]]
+            ends = [*(f"{dw} += {x} * {d_x}" for x, d_x in lifted), *ends]
+        levels = self._levels(self._level(products, matrices, dx, dy, dw), "0")
+        if not gate:
+            return [*lines, *levels, *ends]
+        anchored, row_factor, col_factor, steep = self._from_start()
+        near = self._near(products, matrices, dx, dy, dw, row_factor, col_factor)
+        return [
+            *lines, *anchored, f"if tl.max({steep}, 0) > 0:", *(f"    {line}" for line in levels),
+            "else:", *(f"    {line}" for line in near), *ends,
+        ]  # fmt: skip
+
+    def _level(
+        self, products: Sequence[MeetingProduct], matrices: Sequence[str], dx: Sums, dy: Sums, dw: str
+    ) -> list[str]:
+        """Statements of one level; ``dw`` is empty where the gate's derivative is not wanted."""
+        body = self._factor()
+        self.out.library.add("blocks_meet")
+        body.append("m_meet = blocks_meet(level, C)")
+        both, scaled, parts = {}, {}, []
+        for c, tile in enumerate(self.tiles):
+            source = [p for p in products if p.source == c]
+            if not source and not dw:
+                continue
+            both[c], scaled[c] = self._name("both", c), self._name("scaled", c)
+            row = tile.row if dw or any(p.upper for p in source) else None
+            col = tile.col if dw or any(p.lower for p in source) else None
+            body.append(f"{both[c]} = {self._both(row, col)}")
+            if source:
+                body.append(f"{scaled[c]} = ({both[c]} * {self.factor}).to(DOT)")
+        for number, matrix in enumerate(matrices):
+            parts.append(self._name("part", number))
+            body.append(f"{parts[-1]} = tl.where(m_meet, {matrix}, 0.0).to(DOT)")
+        moved = []
+        for c, tile in enumerate(self.tiles):
+            here = [(p, part) for p, part in zip(products, parts, strict=True) if p.target == c]
+            if not here:
+                continue
+            step = self._name("step", c)
+            total = " + ".join(self._apply(part, scaled[p.source]) for p, part in here)
+            body.append(f"{step} = {self.factor} * ({total})")
+            body += self._add(step, dx.get(tile.row), dy.get(tile.col), here)
+            moved.append(f"{both[c]} * {step}")
+        if dw:
+            body.append(
+                f"{dw} += {self.out.token_sums(' + '.join(moved), 'tl.trans(m_between)', self.turned)}"
+            )
+        return body
+
+    def _near(
+        self, products: Sequence[MeetingProduct], matrices: Sequence[str], dx: Sums, dy: Sums, dw: str,
+        row_factor: str, col_factor: str,
+    ) -> list[str]:  # fmt: skip
+        """All pairs of the chunk at once, anchored at its start."""
+        tiles = self.tiles
+        near: dict[tuple[str, int | None], str] = {}
         lines = []
-        dx = {i: self._name("dx", i) for i in range(len(self.x)) if self._moves(i)}
-        dy = {j: self._name("dy", j) for j in range(len(self.y)) if self._moves(len(self.x) + j)}
-        dw = self._name("dw")
-        gate = len(self.x) + len(self.y) in self.wanted
+        for axis, values, factor in (("row", self.rows, row_factor), ("col", self.y, col_factor)):
+            for number, value in enumerate(values):
+                near[axis, number] = self._name(f"near_{axis}", number)
+                lines.append(f"{near[axis, number]} = ({value} * {factor}).to(DOT)")
+        gained: list[str] = []
+        lost: list[str] = []
+        for c, tile in enumerate(tiles):
+            here = [(p, m) for p, m in zip(products, matrices, strict=True) if p.target == c]
+            below, above = (
+                [
+                    self._apply(
+                        f"tl.where(o_t[:, None] {sign} o_t[None, :], {m}, 0.0).to(DOT)",
+                        near["col", tiles[p.source].col] if sign == ">" else near["row", tiles[p.source].row],
+                    )
+                    for p, m in here
+                    if (p.lower if sign == ">" else p.upper)
+                ]
+                for sign in "><"
+            )
+            for terms, axis, at, sums, factor, sides in (
+                (below, "row", tile.row, dx, row_factor, gained),
+                (above, "col", tile.col, dy, col_factor, lost),
+            ):
+                if not terms:
+                    continue
+                step = self._name(f"step_{axis}", c)
+                lines.append(f"{step} = {' + '.join(terms)}")
+                if at in sums:
+                    lines.append(f"{sums[at]} += {factor} * {step}")
+                sides.append(f"{near[axis, at]}.to(tl.float32) * {step}")
+        loss = self._name("lost")
+        lines.append(f"{loss} = {' + '.join(lost)}")
+        behind = self.out.call("tokens_within", "C", "AFTER=True", f"STRICT={self.exclusive}")
+        moved = f"{' + '.join(gained)} - {loss}"
+        lines.append(f"{dw} += {self.out.token_sums(moved, behind, self.turned)}")
+        if self.exclusive:
+            lines.append(f"{dw} -= {loss}")
+        return lines
+
+    def _matrix(self, before: list[str], number: int, product: MeetingProduct) -> str:
+        """The [C, C] cotangents of a product, below and above the diagonal."""
+        name = self._name("cotangents", number)
+        lower = " + ".join(self.a[n] for n in product.lower)
+        upper = f"tl.trans({' + '.join(self.a[n] for n in product.upper)})"
+        match product.lower, product.upper:
+            case _, ():
+                chosen = f"tl.where(o_t[:, None] > o_t[None, :], {lower}, 0.0)"
+            case (), _:
+                chosen = f"tl.where(o_t[:, None] < o_t[None, :], {upper}, 0.0)"
+            case _:
+                chosen = f"tl.where(o_t[:, None] > o_t[None, :], {lower}, {upper})"
+        before.append(f"{name} = ({chosen}).to(DOT)")
+        return name
+
+    def _sums(self, before: list[str]) -> tuple[list[str], list[str], Sums, Sums]:
+        """Where dx and dy begin, with what the diagonal adds (its decay is 1), and lines behind the levels;
+        the names of the sums over the levels, by row and by column."""
+        count = len(self.x)
+        gate = count + len(self.y) in self.wanted
         diagonal: dict[int, str] = {}
         for number, (i, _) in enumerate(self.pairs):
             if self.reads[i] == "inclusive":
                 diagonal[number] = self._name("diagonal", number)
                 entries = f"tl.where(o_t[:, None] == o_t[None, :], {self.a[number]}, 0.0)"
-                lines.append(f"{diagonal[number]} = tl.sum({entries}, 1)")
-        for axis, (names, others) in enumerate(((dx, self.y), (dy, self.x))):
-            for at, name in names.items():
-                terms = [
-                    f"{diagonal[number]}[:, None] * {others[pair[1 - axis]]}"
-                    for number, pair in enumerate(self.pairs)
-                    if pair[axis] == at and number in diagonal
-                ]
-                if at + axis * len(self.x) in self.wanted:
-                    self.out.picks[self.n, at + axis * len(self.x)] = name
-                    lines.append(
-                        f"{name} = {' + '.join(terms) or f'tl.zeros((C, {self.block}), dtype=tl.float32)'}"
+                before.append(f"{diagonal[number]} = tl.sum({entries}, {0 if self.turned else 1})")
+        line = "[None, :]" if self.turned else "[:, None]"
+        terms: dict[tuple[str, int], list[str]] = {}
+        for number, name in diagonal.items():
+            i, j = self.pairs[number]
+            terms.setdefault(("x", i), []).append(f"{name}{line} * {self.y[j]}")
+            terms.setdefault(("y", j), []).append(f"{name}{line} * {self.x[i]}")
+        zeros = f"tl.zeros({self.shape}, dtype=tl.float32)"
+        lines: list[str] = []
+        ends: list[str] = []
+        dx: Sums = {}
+        dy: Sums = {}
+        for j in range(len(self.y)):
+            if count + j in self.wanted:
+                dy[j] = self._name("dy", j)
+                self.out.picks[self.n, count + j] = dy[j]
+                alike = [i for i, of in self.same.items() if of == j]
+                start = [*terms.get(("y", j), ()), *(t for i in alike for t in terms.get(("x", i), ()))]
+                lines.append(f"{dy[j]} = {' + '.join(start) or zeros}")
+                dx |= dict.fromkeys(alike, dy[j])
+        for i in range(count):
+            if self.lifted[i] and (i in self.wanted or gate):
+                dx[i] = self._name("d_lifted", i)
+                lines.append(f"{dx[i]} = {zeros}")
+                if i in self.wanted:
+                    whole = self._name("dx", i)
+                    self.out.picks[self.n, i] = whole
+                    ends.append(
+                        f"{whole} = {' + '.join([*terms.get(('x', i), ()), f'{self.own} * {dx[i]}'])}"
                     )
-        if gate:
-            self.out.picks[self.n, len(self.x) + len(self.y)] = dw
-            lines.append(f"{dw} = tl.zeros((C, {self.block}), dtype=tl.float32)")
-        body, factors, rows, cols = self._level()
-        part = []
-        for number in range(len(self.pairs)):
-            part.append(self._name("part", number))
-            body.append(f"{part[number]} = tl.where(m_meet, {self.a[number]}, 0.0).to(DOT)")
-        moved: dict[bool, list[str]] = {kind: [] for kind in self.kinds}
-        for i, name in dx.items():
-            terms = [
-                self._without_later(part[k], cols[j], back=False)
-                for k, (row, j) in enumerate(self.pairs) if row == i
-            ]  # fmt: skip
-            step = self._name("step_x", i)
-            factor = factors[self.exclusive[i]]
-            body.append(f"{step} = tl.where(m_second, {factor} * ({' + '.join(terms)}), 0.0)")
-            if i in self.wanted:
-                body.append(f"{name} += {step}")
-            moved[self.exclusive[i]].append(f"{self.x[i]} * {step}")
-        for j, name in dy.items():
-            terms = [
-                self._without_later(part[k], rows[i], back=True)
-                for k, (i, col) in enumerate(self.pairs) if col == j
-            ]  # fmt: skip
-            step = self._name("step_y", j)
-            factor = factors[self.of_cols]
-            body.append(f"{step} = tl.where(m_second, 0.0, {factor} * ({' + '.join(terms)}))")
-            if len(self.x) + j in self.wanted:
-                body.append(f"{name} += {step}")
-            moved[self.of_cols].append(f"{self.y[j]} * {step}")
-        for kind, terms in moved.items() if gate else ():
-            back = f"tl.trans(m_{_STRICT[kind]})"
-            body.append(f"{dw} += tl.dot({back}, {' + '.join(terms)}, input_precision=SUMS)")
-        return [*lines, "for level in range(LEVELS):", *(f"    {line}" for line in body)]
+            elif i in self.wanted:
+                dx[i] = self._name("dx", i)
+                self.out.picks[self.n, i] = dx[i]
+                lines.append(f"{dx[i]} = {' + '.join(terms.get(('x', i), ())) or zeros}")
+        return lines, ends, dx, dy
 
-    def _without_later(self, part: str, factor: str, *, back: bool) -> str:
-        """A product with the pairs that meet: the others are zero, and leave no trace, not of NaN either."""
-        product = f"tl.dot({f'tl.trans({part})' if back else part}, {factor}, input_precision=PRECISION)"
-        if not self.out.nan_exact:
-            return product
-        self.out.library.add("without_later")
-        flags = f"TURNED=False, BACK={back}, STRICT=True, PRECISION=PRECISION"
-        return f"without_later({product}, {part}, {factor}, C, {flags})"
-
-    def _moves(self, result: int) -> bool:
-        """Whether the derivative of a row or column is wanted, or is part of the gate's."""
-        return result in self.wanted or len(self.x) + len(self.y) in self.wanted
+    @staticmethod
+    def _add(step: str, dx: str | None, dy: str | None, here: list[tuple[MeetingProduct, str]]) -> list[str]:
+        """What a level adds to the sums: to dx in second blocks, to dy in first ones."""
+        to_x = dx is not None and any(p.lower for p, _ in here)
+        to_y = dy is not None and any(p.upper for p, _ in here)
+        if to_x and to_y and dx == dy:
+            return [f"{dx} += {step}"]
+        return [
+            *([f"{dx} += tl.where(m_second, {step}, 0.0)"] if to_x else []),
+            *([f"{dy} += tl.where(m_second, 0.0, {step})"] if to_y else []),
+        ]
 
     # -- shared ---------------------------------------------------------------------------------------
-    def _level(self) -> tuple[list[str], dict[bool, str], list[str], list[str]]:
-        """Statements of one level: masks, factors by kind of row, scaled rows and columns."""
-        self.out.library |= {"anchored_intervals", "meeting_blocks"}
-        body = ["m_meet = meeting_blocks(level, C)", "m_second = ((o_t >> level) & 1)[:, None] == 1"]
-        factors = {}
-        for kind in self.kinds:
-            sums = f"m_{_STRICT[kind]}"
-            factors[kind] = self._name(f"factor_{_STRICT[kind]}")
-            body += [
-                f"{sums} = anchored_intervals(level, C, EXCLUSIVE={kind})",
-                f"{factors[kind]} = tl.exp(tl.dot({sums}, {self.gate}, input_precision=SUMS))",
-            ]
-        rows, cols = [], []
-        for i, x in enumerate(self.x):
-            rows.append(self._name("rows", i))
-            body.append(f"{rows[i]} = tl.where(m_second, {x} * {factors[self.exclusive[i]]}, 0.0).to(DOT)")
-        for j, y in enumerate(self.y):
-            cols.append(self._name("cols", j))
-            body.append(f"{cols[j]} = tl.where(m_second, 0.0, {y} * {factors[self.of_cols]}).to(DOT)")
-        return body, factors, rows, cols
+    def _factor(self) -> list[str]:
+        """Statements of one level: which tokens are in second blocks, and the factor of every token."""
+        self.out.library.add("anchored_intervals")
+        self.factor = self._name("factor")
+        across = "[None, :]" if self.turned else "[:, None]"
+        return [
+            f"m_second = ((o_t >> level) & 1){across} == 1",
+            f"m_between = anchored_intervals(level, C, EXCLUSIVE={self.exclusive})",
+            f"{self.factor} = tl.exp2({self.out.token_sums(self.gate, 'm_between', self.turned)})",
+        ]
+
+    @staticmethod
+    def _levels(body: list[str], first: str) -> list[str]:
+        """The loop over levels, with run-time bounds; no statement that nothing uses."""
+        if not any("m_second" in line for line in body[1:]):
+            body = body[1:]
+        return [f"for level in range({first}, LEVELS):", *(f"    {line}" for line in body)]
+
+    def _both(self, row: int | None, col: int | None) -> str:
+        """x of a row in second blocks beside y of a column in first ones."""
+        if row is None or col is None:
+            return self.rows[row] if row is not None else self.y[col or 0]
+        if self.ids[0][row] == self.ids[1][col]:
+            return self.y[col]
+        return f"tl.where(m_second, {self.rows[row]}, {self.y[col]})"
+
+    def _outer(self, rows: str, cols: str) -> str:
+        """[C, C] from the tiles of rows and columns."""
+        if self.turned:
+            return f"tl.dot(tl.trans({rows}), {cols}, input_precision=PRECISION)"
+        return f"tl.dot({rows}, tl.trans({cols}), input_precision=PRECISION)"
+
+    def _apply(self, matrix: str, tile: str) -> str:
+        """The tile with its tokens summed as the rows of a [C, C] matrix say."""
+        if self.turned:
+            return f"tl.dot({tile}, tl.trans({matrix}), input_precision=PRECISION)"
+        return f"tl.dot({matrix}, {tile}, input_precision=PRECISION)"
 
     def _name(self, what: str, *numbers: int) -> str:
         tail = "".join(str(n + 1) for n in numbers)

@@ -76,8 +76,9 @@ class Statements:
     zero: set[int] = field(default_factory=set)
     """Values known to be zero on padding."""
     needs_zero: frozenset[int] = frozenset()
-    turned: str | None = None
-    """The axis that stands first in its tiles, those of tokens and of states: the one that a walk splits.
+    turned: frozenset[str] = frozenset()
+    """The axes that stand first in their tiles, those of tokens and of states: the one that a walk splits,
+    and those that have a decay per channel in a prep.
 
     A product's first operand and its result then have the block's rows, 64 or more, where the tensor cores
     want 64; a chunk may be shorter. Its second operand is a tile as it was loaded.
@@ -89,6 +90,10 @@ class Statements:
     picks: dict[tuple[int, int], str] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
     """Lines that belong before a loop over blocks: where its sums begin."""
+    in_loop: bool = False
+    """Whether the lines are those of a loop over blocks."""
+    gates: dict[str, str] = field(default_factory=dict)
+    """The names of log gates to base 2, by that of the gate."""
 
     def loaded(self, n: int, name: str, *, converted: bool) -> None:
         """A tile just loaded: zero where its mask is false; ``converted`` if it is float32 already."""
@@ -158,7 +163,7 @@ class Statements:
 
     def tile(self, axes: Axes) -> Axes:
         """The axes of a value in the order of its tile."""
-        if len(axes) == 2 and self.turned == axes[1]:
+        if len(axes) == 2 and axes[1] in self.turned:
             return axes[::-1]
         return axes
 
@@ -227,7 +232,10 @@ class Statements:
             case "swap":
                 return self.value(args[0]), zeros[0]
             case "score":
-                return self._dot(self.operand(args[0]), f"tl.trans({self.operand(args[1])})"), True
+                x, y = self.operand(args[0]), self.operand(args[1])
+                if self.tile(self.nodes[args[0]].axes)[0] != "t":
+                    return self._dot(f"tl.trans({x})", y), True
+                return self._dot(x, f"tl.trans({y})"), True
             case "apply" | "apply_t":
                 return self._apply(*args, transposed=node.op == "apply_t"), True
             case "read":
@@ -245,34 +253,38 @@ class Statements:
         wide = len(node.axes) == 2
         match node.op:
             case "pairs_decay":
-                return self._call("pairs_decay", *args, "C", *_read_flags(node)), True
+                return self.call("pairs_decay", *args, "C", *_read_flags(node)), True
             case "span_sum":
-                return self._call(
+                return self.call(
                     "span_sum", *args, "C", f"EXCLUSIVE={node.attr('read') == 'exclusive'}"
                 ), False
-            case "from_start":
-                strict = bool(node.attr("exclusive"))
-                return f"tl.exp({self._sums(args[0], wide, after=False, strict=strict, gate=True)})", False
-            case "to_end":
-                return f"tl.exp({self._sums(args[0], wide, after=True, strict=True, gate=True)})", False
+            case "from_start" | "to_end":
+                after = node.op == "to_end"
+                strict = after or bool(node.attr("exclusive"))
+                if not wide:
+                    return f"tl.exp({self._sums(node, args[0], after=after, strict=strict)})", False
+                gate = self.log2_gate(node.args[0])
+                return f"tl.exp2({self._sums(node, gate, after=after, strict=strict)})", False
             case "total":
                 of = self.nodes[node.args[0]].axes
-                return f"tl.exp(tl.sum({args[0]}, {self.tile(of).index('t')}))", False
+                if len(of) == 1:
+                    return f"tl.exp(tl.sum({args[0]}, 0))", False
+                return f"tl.exp2(tl.sum({self.log2_gate(node.args[0])}, {self.tile(of).index('t')}))", False
             case "signs":
                 negative = f"tl.where({args[0]} < 0, 1.0, 0.0)"
-                count = self._sums(negative, wide, after=False, strict=bool(node.attr("exclusive")))
-                return self._call("parity_sign", count), False
+                count = self._sums(node, negative, after=False, strict=bool(node.attr("exclusive")))
+                return self.call("parity_sign", count), False
             case "sign_total":
                 negative = f"tl.where({args[0]} < 0, 1.0, 0.0)"
                 tokens = self.tile(self.nodes[node.args[0]].axes).index("t")
-                return self._call("parity_sign", f"tl.sum({negative}, {tokens})"), False
+                return self.call("parity_sign", f"tl.sum({negative}, {tokens})"), False
             case "gate_sum":
                 after, strict = {
                     "from_start": (True, False),
                     "from_start_exclusive": (True, True),
                     "to_end": (False, True),
                 }[str(node.attr("kind"))]
-                return self._sums(args[0], wide, after=after, strict=strict), False
+                return self._sums(node, args[0], after=after, strict=strict), False
             case _:
                 raise InternalError(f"{node.op} has no statement: the plan is not lowered")
 
@@ -303,15 +315,32 @@ class Statements:
                 text = f"{copy}.to({'tl.float32' if plain else 'DOT'})"
             operands.append(text)
         self.library.add("has_nan")
-        call = self._call("one_sided_product", *operands, "C", flags, "PRECISION=PRECISION")
+        call = self.call("one_sided_product", *operands, "C", flags, "PRECISION=PRECISION")
         return [f"if has_nan({name}):", *lines, f"    {name} = {call}"]
 
-    def _sums(self, arg: str, wide: bool, *, after: bool, strict: bool, gate: bool = False) -> str:
+    def _sums(self, node: Node, arg: str, *, after: bool, strict: bool) -> str:
+        """Sums over the tokens up to, or from, each one; ``node`` tells the axes."""
         flags = (f"AFTER={after}", f"STRICT={strict}")
-        if not wide:
-            return self._call("row_sums", arg, "C", *flags)
-        operand = self._call("finite_gate", arg) if gate else arg
-        return self._call("column_sums", operand, "C", *flags, "SUMS=SUMS")
+        if len(node.axes) < 2:
+            return self.call("row_sums", arg, "C", *flags)
+        return self.token_sums(
+            arg, self.call("tokens_within", "C", *flags), self.tile(node.axes) != node.axes
+        )
+
+    def token_sums(self, tile: str, among: str, turned: bool) -> str:
+        """For every token the sum of a float32 tile over the tokens in its row of a [C, C] of 0 and 1."""
+        return self.call("token_sums", tile, among, f"TURNED={turned}", "DOT=DOT", "SUMS=SUMS")
+
+    def log2_gate(self, n: int) -> str:
+        """A log gate per channel to base 2 and finite, since sums of it are products with 0 and 1."""
+        value = self.value(n)
+        if value not in self.gates:
+            name = self.gates[value] = self.names.unique("b_log2_gate")
+            self.lines += [
+                "# to base 2, and finite where it is a reset: products with 0 and 1 sum it up",
+                f"{name} = {self.call('finite_gate', value)} * 1.4426950408889634",
+            ]
+        return self.gates[value]
 
     def _narrow(self, node: Node) -> str:
         """A product with one number per token: it needs no tensor core, and no rounding."""
@@ -362,13 +391,11 @@ class Statements:
 
     def _outer(self, x: str, z: str) -> str:
         """A state from the tiles of x [t, K] and z [t, V]."""
-        match self.turned:
-            case "V":
-                return self._dot(z, x)
-            case "K":
-                return self._dot(x, z)
-            case _:
-                return self._dot(f"tl.trans({x})", z)
+        if "V" in self.turned:
+            return self._dot(z, x)
+        if "K" in self.turned:
+            return self._dot(x, z)
+        return self._dot(f"tl.trans({x})", z)
 
     def _token_factor(self, n: int) -> tuple[int | None, int]:
         """(f, x) where n is f x with f one number per token (or one in all) and x as it was loaded."""
@@ -394,7 +421,7 @@ class Statements:
         fn = str(node.attr("fn"))
         arg = self.value(node.args[0])
         if fn == "pow":
-            return self._call("power", arg, repr(node.attr("exponent")))
+            return self.call("power", arg, repr(node.attr("exponent")))
         template = _UNARY[fn]
         self.library |= {name for name in _LIBRARY if f"{name}(" in template}
         return template.format(arg)
@@ -419,7 +446,7 @@ class Statements:
     def _dot(self, a: str, b: str) -> str:
         return f"tl.dot({a}, {b}, input_precision=PRECISION)"
 
-    def _call(self, function: str, *args: str) -> str:
+    def call(self, function: str, *args: str) -> str:
         self.library.add(function)
         return f"{function}({', '.join(args)})"
 

@@ -67,8 +67,8 @@ def _cone(facts: PlanFacts, roots: Iterable[int], memory: Collection[int] = ()) 
 
 
 def lone_transform(nodes: Sequence[Node], kernel: Kernel) -> int:
-    """Of how many blocks of C rows the tile of a kernel is that forms such a transform, else 1."""
+    """Of how many blocks of C rows the tile of a kernel is that forms such a transform; 0 without one."""
     for n in kernel.body:
         if stands_alone(nodes[n]):
             return 1 << (int(str(nodes[n].attr("r"))) - 1).bit_length()
-    return 1
+    return 0

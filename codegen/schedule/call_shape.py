@@ -62,6 +62,12 @@ def is_crowded(plan: ChunkPlan) -> bool:
     return plan_class(plan)[1] > FEW or len(decays) > 1
 
 
+def score_count(plan: ChunkPlan) -> int:
+    """The most scores with a decay per channel that one loop of a prep sums up."""
+    joint = (n for n in plan.nodes if n.op == "decayed_scores")
+    return max((len(str(n.attr("pairs")).split(",")) for n in joint), default=0)
+
+
 def state_count(plan: ChunkPlan) -> int:
     """How many states a plan carries."""
     return sum(direction == "forward" for _, direction, _, _ in plan.carries)

@@ -17,6 +17,7 @@ from linalg_dsl.codegen.schedule.call_shape import (
     is_crowded,
     is_exact,
     plan_class,
+    score_count,
     state_count,
     summed_axis,
     tensor_bytes,
@@ -224,8 +225,11 @@ def kernel_schedule(
     if kernel.family == "prep":
         last = bool(plan.backward) and kernel is plan.backward[-1]
         decay, _ = plan_class(plan.plan)
-        warps, block = choose_prep(shape.chunk, decay, last, is_crowded(plan.plan), state_count(plan.plan))
-        warps *= lone_transform(plan.plan.nodes, kernel)
+        warps, block = choose_prep(
+            shape.chunk, decay, last, shape.operand_bytes, score_count(plan.plan),
+            is_crowded(plan.plan), state_count(plan.plan),
+            lone_transform(plan.plan.nodes, kernel),
+        )  # fmt: skip
         block, warps = asked.block or block, asked.warps or warps
         reasons = (*_prep_reasons(plan, kernel, shape, warps, block), *_asked_reasons(asked))
         prediction = predict_prep(plan.plan.nodes, kernel, place_of(shape, target), read + written)
@@ -339,8 +343,9 @@ def _prep_reasons(
     tall = [n for n in kernel.body if nodes[n].op in ("ut_transform", "decayed_scores", "decay_adjoints")]
     what = {
         "ut_transform": "forms T of the solve before the walk, by masked doubling",
-        "decayed_scores": "scores with a decay per channel, block pair by block pair at an anchor",
-        "decay_adjoints": "derivatives of such scores, block pair by block pair at the same anchors",
+        "decayed_scores": "scores with a decay per channel, anchored at the start of the chunk, "
+        "or block pair by block pair at an anchor of their own where a decay is too steep for that",
+        "decay_adjoints": "derivatives of such scores at the same anchors",
     }
     return (
         first,

@@ -106,14 +106,20 @@ def _decay_adjoints(
     everything = range(len(pairs))
     dx = [_total([moved(n, False) for n in everything if pairs[n][0] == i]) for i in range(rows)]
     dy = [_total([moved(n, True) for n in everything if pairs[n][1] == j]) for j in range(cols)]
+    for i, j in _pairs(str(dict(node.attrs).get("same", ""))):
+        dy[j] = dy[j] + dx[i]
     return (*dx, *dy, _total([gate(n) for n in everything]))
 
 
 def _group(node: Node) -> tuple[int, int, list[str], list[tuple[int, int]]]:
     """(rows, columns, read of every row, pairs) of a joint op."""
     attrs = dict(node.attrs)
-    pairs = [(int(p.split("-")[0]), int(p.split("-")[1])) for p in str(attrs["pairs"]).split(",")]
+    pairs = _pairs(str(attrs["pairs"]))
     return int(str(attrs["rows"])), int(str(attrs["cols"])), str(attrs["reads"]).split(","), pairs
+
+
+def _pairs(text: str) -> list[tuple[int, int]]:
+    return [(int(p.split("-")[0]), int(p.split("-")[1])) for p in text.split(",") if p]
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:

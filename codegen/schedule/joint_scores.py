@@ -30,6 +30,7 @@ class JointOp:
     dx_i is i, dy_j rows + j, dw rows + cols; ``cotangents`` has their A for each pair. In the rest of the
     backward all terms of one result are parts of the cotangent of one value (an x, a y, or w), so reverse
     mode adds them up and uses nothing but their sum: one of them may stand for all, and the others for zero.
+    ``same``: rows i that are column j as well; by the same argument dx_i is part of dy_j there.
     """
 
     op: str
@@ -39,14 +40,18 @@ class JointOp:
     pairs: list[tuple[int, int]] = field(default_factory=list)
     cotangents: list[int] = field(default_factory=list)
     terms: dict[int, int] = field(default_factory=dict)
+    same: dict[int, int] = field(default_factory=dict)
 
     def attrs(self) -> dict[str, str | int]:
-        return {
+        found: dict[str, str | int] = {
             "rows": len(self.rows),
             "cols": len(self.cols),
             "reads": ",".join(read for _, read in self.rows),
             "pairs": ",".join(f"{i}-{j}" for i, j in self.pairs),
         }
+        if self.same:
+            found["same"] = ",".join(f"{i}-{j}" for i, j in self.same.items())
+        return found
 
     def stand_in(self, result: int) -> int:
         """The last term of a result: it stands for all of them."""
@@ -136,8 +141,10 @@ def joint_ops(plan: ChunkPlan, forward: int) -> Mapping[int, JointOp]:
             behind = {groups.add(key, _form(n, node, stage), behind)}
         needs.append(behind)
     found: dict[int, JointOp] = {}
-    for (op, w, _, _), forms in zip(groups.keys, groups.forms, strict=True):
+    for (op, w, stage, _), forms in zip(groups.keys, groups.forms, strict=True):
         whole = _joined(plan, op, w, forms)
+        if op == "decay_adjoints" and stage == "rest":
+            _merge_rows(whole)
         found |= dict.fromkeys(whole.terms, whole)
     return found
 
@@ -187,6 +194,18 @@ def _joined(plan: ChunkPlan, op: str, w: int, forms: list[_Form]) -> JointOp:
         for n in form.nodes:
             out.terms[n] = _result(out, plan.nodes[n], i, j)
     return out
+
+
+def _merge_rows(joint: JointOp) -> None:
+    """Rows that are columns as well, unless they take longer intervals than other rows do."""
+    short = any(read == "exclusive" for _, read in joint.rows)
+    for i, (x, read) in enumerate(joint.rows):
+        if x in joint.cols and short == (read == "exclusive"):
+            joint.same[i] = joint.cols.index(x)
+    count = len(joint.rows)
+    for n, result in joint.terms.items():
+        if result in joint.same:
+            joint.terms[n] = count + joint.same[result]
 
 
 def _result(joint: JointOp, node: Node, i: int, j: int) -> int:

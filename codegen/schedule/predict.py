@@ -13,7 +13,7 @@ from typing import Literal
 
 from linalg_dsl.codegen.schedule.choice import Place
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel, tile_kinds
-from linalg_dsl.codegen.schedule.levels import moved_in_a_chunk, step_time
+from linalg_dsl.codegen.schedule.levels import moved_in_a_chunk, reached, step_time, waves
 from linalg_dsl.codegen.schedule.two_level import products
 from linalg_dsl.planner.plan import Node
 
@@ -22,7 +22,7 @@ LAUNCH = 2.0
 """Microseconds of a launch inside a CUDA graph."""
 RATE = {2: 3.3e6, 4: 1.65e6}
 """FLOPs per microsecond and multiprocessor of products, by bytes of an operand; see ``levels.step_time``."""
-PREP = (0.3, 0.03, 0.25, 0.5)
+PREP = (0.15, 0.1, 0.05, 0.6)
 """Microseconds that a multiprocessor takes for a program of a prep: always, for each of its operations on
 tiles, for each level of a triangular solve, and for each level of scores with a decay per channel (of their
 derivatives twice)."""
@@ -114,7 +114,7 @@ def predict_prep(nodes: Sequence[Node], kernel: Kernel, place: Place, moved: int
     features = tuple(each * x for x in prep_features(nodes, kernel, place))
     busy = sum(a * b for a, b in zip(PREP, features, strict=True))
     work = flops / (RATE[place.operand_bytes] * target.units)
-    return _longest(flops, moved, moved / target.bandwidth, work, busy, features)
+    return _longest(flops, moved, moved / reached(target.bandwidth), work, busy, features)
 
 
 def predict_walk(
@@ -126,10 +126,10 @@ def predict_walk(
     flops = walk_flops(nodes, kernel, own, block, place.chunk, programs, chunks)
     each = moved_in_a_chunk(tile_kinds(nodes, kernel), own, block, place.chunk) * place.operand_bytes
     share = target.bandwidth / max(1, min(target.units, programs))
-    waves = -(-programs // target.units)
     step = step_time(products(nodes, kernel), own, block, place.chunk, place.operand_bytes, each, share)
     work = flops / (RATE[place.operand_bytes] * target.units)
-    return _longest(flops, moved, moved / target.bandwidth, work, waves * chunks * step)
+    chain = waves(programs, target.units) * chunks * step
+    return _longest(flops, moved, moved / reached(target.bandwidth), work, chain)
 
 
 def _longest(

@@ -93,18 +93,36 @@ def keep_every_state(chunks: int, heads: int, key: int, value: int) -> bool:
 
 
 def choose_prep(
-    chunk: int, decay: str, gradients: bool, crowded: bool = False, states: int = 1
+    chunk: int,
+    decay: str,
+    gradients: bool,
+    operand_bytes: int,
+    scores: int = 0,
+    crowded: bool = False,
+    states: int = 1,
+    blocks: int = 0,
 ) -> tuple[int, int]:
     """(warps, block of K and V) of a prep; ``gradients``: the last kernel of the backward.
 
-    One warp for every 16 tokens: a product of C rows gives no more of them work. With a decay per channel
-    many [C, block] tiles are alive at once: narrow blocks, or four warps where there are even more; both
-    where it is ``crowded``, by three or more erases or by decays along both axes. The gradients of coupled
-    ``states`` have many [C, C] ones beside them: four warps, narrow blocks.
+    One warp for every 16 tokens: a product of C rows gives no more of them work. What forms a transform
+    alone, of ``blocks`` of C rows, has as many times more. Tiles with a decay per channel have channels
+    first. In a forward one warp takes as many as it has registers for, without a barrier; with more than two
+    ``scores`` summed up at once it is two warps. Gradients take 64 channels and four warps, whose products
+    are those of the tensor cores of sm_90; so do long chunks. With operands of 4 bytes blocks are narrow.
+    Coupled ``states``, three or more erases, and decays along both axes make many tiles live at once: they
+    are ``crowded``.
     """
     warps = max(1, chunk // 16)
+    if blocks:
+        return warps * blocks, 64
     if states > 1 and gradients:
         return max(warps, 4), 32
-    if decay == "channel":
-        return (max(warps, 4), 32 if crowded else 64) if gradients else (warps, 32)
-    return warps, 64
+    if decay != "channel":
+        return warps, 64
+    if operand_bytes == 4:
+        return (max(warps, 4) if gradients else warps), 32
+    if gradients and crowded and chunk > 16:
+        return max(warps, 4), 32
+    if gradients or chunk > 32:
+        return max(warps, 4), 64
+    return (2, 32) if scores > 2 and chunk == 32 else (1, 512 // chunk)

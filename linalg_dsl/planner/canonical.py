@@ -165,6 +165,7 @@ def classify(rec: Recurrence) -> str:
         n = len(rec.states)
         common = {"none": "", "channel": ", diagonal gate"}[rec.decay.kind]
         common = common if rec.value_decay.kind == "none" else ", separable gate"
+        common = ", diagonal gates" if rec.stack.channels else common
         signed = "signed " if any(d.signed for d in rec.decays) else ""
         return f"{signed}stacked {n} x {n}{common}" + (f" + rank {rec.r}" if rec.r else "") + side
     if rec.keeps_nothing:
@@ -231,6 +232,10 @@ def _verify_stack(rec: Recurrence, stack: Stack, where: str) -> None:
             _need(x, SCALAR, where + what)
     if len(stack.gates) != n or any(g.kind == "channel" for g in stack.gates):
         raise InternalError(f"{where}the gates of a stack are one scalar per state")
+    if stack.channels and (len(stack.channels) != n or rec.decay.kind != "none"):
+        raise InternalError(f"{where}{len(stack.channels)} gates per channel of {n} states")
+    for gate in stack.channels:
+        _need(gate.log, (rec.axis, 1) if gate.kind == "channel" else SCALAR, where + "log gate of a state")
     if any(x != ZERO for i, row in enumerate(stack.coupling) for x in row[: i + 1]):
         raise InternalError(f"{where}the coupling is not triangular")
     if any(not 0 <= r.state < n for r in rec.reads):

@@ -61,6 +61,8 @@ class _Derivation:
         self.spread: list[Weights] = [None] * rec.m
         self.sources: list[Weights] = [None] * rec.r
         self.of_states: list[int | None] = []
+        self.channels: list[int | None] = []
+        """Of coupled states, each with its own gate per channel along the erased axis: their logarithms."""
         if rec.stack is None:
             self.gate = StateGate(self.b, [self.scalar], ((),), rec.axis, ("s",))
         else:
@@ -78,7 +80,8 @@ class _Derivation:
         written = self._written(left, states)
         output = self._read_out(left, written, states)
         ends = [
-            ([self._weighed(x, w) for x in (self._to_end(x, own),) for w in self.gate.to_end(c, f"l_{j}")],
+            ([self._weighed(self._state_to_end(x, i), w)
+              for x in (self._to_end(x, own),) for i, w in enumerate(self.gate.to_end(c, f"l_{j}"))],
              self._to_end(z, other))
             for j, (x, z, c) in enumerate(zip(left, written, self.spread, strict=True), 1)
         ]  # fmt: skip
@@ -91,6 +94,8 @@ class _Derivation:
             for axis in (own, other):
                 if axis in self.wide:
                     decayed = b.scale_state(decayed, self.wide[axis])
+            gate = self._channel(i)
+            decayed = decayed if gate is None else b.scale_state(decayed, gate)
             result = reduce(b.add, writes[i], decayed)
             for sign in (*self.signs.values(), *self.of_states[i : i + 1]):
                 result = result if sign is None else b.mul(b.sign_total(sign), result)
@@ -111,7 +116,11 @@ class _Derivation:
         ]
         self.spread = [[self._weight(x, after=i) for i, x in enumerate(row)] for row in stack.spread]
         self.sources = [[self._weight(x, before=j) for j, x in enumerate(row)] for row in stack.sources]
-        axis = min(self.wide, default="K")  # then the same walks form all boundary terms
+        for name, gate in zip(stack.states, stack.channels, strict=False):
+            log = None if gate.kind == "none" else b.tokens(self.token(gate.log))
+            self.channels.append(log if log is None else b.label(log, self._free(f"log_d_{name.lower()}")))
+        # then the same walks form all boundary terms
+        axis = self.rec.axis if stack.channels else min(self.wide, default="K")
         return StateGate(b, logs, coupling, axis, [name.lower() for name in stack.states])
 
     def _weight(self, x: Expr, after: int | None = None, before: int | None = None) -> int:
@@ -206,17 +215,43 @@ class _Derivation:
             e = [self._weight(x, **{where: j}) for j, x in enumerate(one)]
         out = self._past(query, con, read.kind, states, e, f"q_{i}")
         out = self._from_start(out, OTHER[con], exclusive)
+        # a read along the other axis: what it reads of is under one gate of the erased axis
+        gate = self._channel(read.state) if con != self.rec.axis else None
+        out = out if gate is None else b.mul(out, b.from_start(gate, exclusive))
         pairs = zip(left, written, strict=True) if con == self.rec.axis else zip(written, left, strict=True)
         for j, (x, y) in enumerate(pairs, 1):
             score = self._score(query, x, read.kind, f"g_q{i}{j}", e, self.spread[j - 1])
-            out = b.add(out, self._apply(score, y, read.kind))
+            out = b.add(out, self._apply(score, y, read.kind, gate))
         out = self._signed(out, OTHER[con], exclusive, scalar=False)
         out = b.mul(self.token(read.scale), out)
         return out if read.gate is None else b.mul(self.token(read.gate), out)
 
     # -- the uses of the decay ------------------------------------------------------------------
+    def _channel(self, i: int) -> int | None:
+        """The log gate per channel that the state i has and others have not."""
+        return self.channels[i] if self.channels else None
+
+    def _state_to_end(self, x: int, i: int) -> int:
+        gate = self._channel(i)
+        return x if gate is None else self.b.mul(x, self.b.to_end(gate))
+
+    def _scores_by_channel(self, x: int, y: int, read: str, label: str, e: Weights, c: Weights) -> int:
+        """The sum over gates per channel of scores in them, weighed by the states that have them."""
+        b = self.b
+        parts = []
+        for gate in dict.fromkeys(self.channels):
+            of = [w if g == gate else b.number(0) for w, g in zip(e or (), self.channels, strict=True)]
+            to = [w if g == gate else b.number(0) for w, g in zip(c or (), self.channels, strict=True)]
+            weights = self.gate.pairs(of, to, read, label.replace("g_", "decay_"))
+            if weights is not None and b.value_of(weights) != 0:
+                score = b.score(x, y) if gate is None else b.decayed_score(x, y, gate, read)
+                parts.append(b.mul(score, weights))
+        return b.label(reduce(b.add, parts, b.number(0)), label)
+
     def _score(self, x: int, y: int, read: str, label: str, e: Weights, c: Weights) -> int:
         b = self.b
+        if self.channels and b.axes(x)[-1] == self.rec.axis:
+            return self._scores_by_channel(x, y, read, label, e, c)
         w = self.wide.get(b.axes(x)[-1])
         out = b.score(x, y) if w is None else b.decayed_score(x, y, w, read)
         weights = self.gate.pairs(e, c, self._of_gate(read), label.replace("g_", "decay_"))
@@ -231,8 +266,15 @@ class _Derivation:
         b = self.b
         x = self._from_start(x, con, read == "exclusive")
         weights = self.gate.from_start(e, self._of_gate(read) == "exclusive", label)
-        weighed = [(self._weighed(x, w), state) for w, state in zip(weights, states, strict=True)]
+        weighed = [
+            (self._weighed(self._state_from_start(x, i, con, read == "exclusive"), w), state)
+            for i, (w, state) in enumerate(zip(weights, states, strict=True))
+        ]
         return reduce(b.add, (b.read(y, state, con=con) for y, state in weighed if b.value_of(y) != 0))
+
+    def _state_from_start(self, x: int, i: int, con: str, exclusive: bool) -> int:
+        gate = self._channel(i) if con == self.rec.axis else None
+        return x if gate is None else self.b.mul(x, self.b.from_start(gate, exclusive))
 
     def _weighed(self, x: int, weight: int | None) -> int:
         return x if weight is None else self.b.mul(x, weight)
@@ -241,9 +283,9 @@ class _Derivation:
         """The decayed state is that after the decay which coupled states have in common."""
         return "exclusive" if read == "decayed" and self.rec.stack is not None else read
 
-    def _apply(self, scores: int, rows: int, read: str) -> int:
+    def _apply(self, scores: int, rows: int, read: str, gate: int | None) -> int:
         b = self.b
-        w = self.wide.get(b.axes(rows)[-1]) if b.axes(rows) else None
+        w = self.wide.get(b.axes(rows)[-1]) if gate is None and b.axes(rows) else gate
         return b.apply(scores, rows) if w is None else b.decay_apply(scores, rows, w, read, transposed=False)
 
     def _from_start(self, x: int, axis: str, exclusive: bool) -> int:

@@ -107,6 +107,8 @@ def _step(
     stack = rec.stack
     others = [gate(rec.value_decay).mT * s for s in states]
     decayed = [gate(rec.decay) * s for s in others]
+    if stack is not None and stack.channels:
+        decayed = [gate(own) * s for own, s in zip(stack.channels, others, strict=True)]
     erased = decayed if rec.erase_read == "decayed" else others
     sources = ((ONE,),) * rec.r if stack is None else stack.sources
     past = [

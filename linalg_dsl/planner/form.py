@@ -93,7 +93,8 @@ class Stack:
     All of a, c and e are scalars of the token. The states stand in an order in which a is upper triangular:
     ``gates`` has the logarithms of its diagonal, ``coupling`` (n x n) what is above it, ``ZERO`` elsewhere.
     ``spread`` (m x n) is c: how much of every written column goes to every state; ``sources`` (r x n) is e:
-    how much of every state an erase reads.
+    how much of every state an erase reads. ``channels``: where gates per channel of the erased axis differ,
+    that of each state; then D is 1, and a_ij is 0 between states of different ones.
     """
 
     states: tuple[str, ...]
@@ -101,6 +102,7 @@ class Stack:
     coupling: tuple[tuple[Expr, ...], ...]
     spread: tuple[tuple[Expr, ...], ...]
     sources: tuple[tuple[Expr, ...], ...]
+    channels: tuple[Decay, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class Recurrence:
     @property
     def decays(self) -> tuple[Decay, ...]:
         """Every factor of the gates that has a logarithm."""
-        gates = () if self.stack is None else self.stack.gates
+        gates = () if self.stack is None else (*self.stack.gates, *self.stack.channels)
         return (self.decay, self.value_decay, *gates)
 
     @property
@@ -178,6 +180,8 @@ class Recurrence:
         for i, gate in enumerate(stack.gates, 1):
             signs = "".join(f", sign of {show_expr(x)}" for x in gate.signed)
             lines.append(f"  log a_{i}{i} = {gate.show_log()}{signs}")
+        for name, gate in zip(stack.states, stack.channels, strict=False):
+            lines.append(f"  log D of {name} = {gate.show_log()}")
         return lines
 
     def _slot_lines(self) -> list[str]:

@@ -116,7 +116,10 @@ class Record:
         common = " D_t ∘" if decay.decay.kind != "none" or decay.value_decay.kind != "none" else ""
         rows = []
         for i, name in enumerate(stack.states):
-            own = [show_gate(stack.gates[i], f"{name}_{{t-1}}")]
+            past = f"{name}_{{t-1}}"
+            if stack.channels and stack.channels[i].kind != "none":
+                past = f"exp({show_expr(stack.channels[i].log)}) ∘ {past}"
+            own = [show_gate(stack.gates[i], past)]
             own += [
                 _scaled(x, f"{other}_{{t-1}}")
                 for other, x in zip(stack.states, stack.coupling[i], strict=True)

@@ -13,7 +13,9 @@ from linalg_dsl.errors import DslError
 from linalg_dsl.language.graph import components
 from linalg_dsl.language.names import LONGEST, RESERVED, ascii_name
 from linalg_dsl.language.spec import Equation, RecurrenceSpec
+from linalg_dsl.planner.canonical import canonicalise
 from linalg_dsl.planner.constants import find_constants
+from linalg_dsl.planner.micro_tokens import choose_substeps
 from linalg_dsl.planner.stage_spec import StageMaker
 from linalg_dsl.planner.stages import Shift, Stages, Step, single, verify
 from linalg_dsl.planner.state_reads import ReadFinder, WholeRead, is_linear
@@ -24,18 +26,38 @@ Component = frozenset[str]
 def split(spec: RecurrenceSpec) -> Stages:
     """The stages of a spec; one that is a single component and has no shifts is its own only stage.
 
-    Unless its state has another axis than K and V, for which one of these can stand in a stage. Raises
-    ``DslError`` where a stage cannot be made.
+    Unless its state has another axis than K and V, for which one of these can stand in a stage, or its output
+    does more than read the state: what is read then has a chunk form, if the update has, and the rest is a
+    step on tokens. Raises ``DslError`` where a stage cannot be made.
     """
     groups = _grouped(spec)
     if len(groups) == 1 and not spec.shifted:
-        if all(d in BIG_DIMS for s in spec.states for d in s.dims):
+        usual = all(d in BIG_DIMS for s in spec.states for d in s.dims)
+        if usual and not _does_more_than_read(spec, groups[0]):
             return single(spec)
         try:
-            return _staged(spec, groups)
+            stages = _staged(spec, groups)
         except DslError:
             return single(spec)
+        return stages if not usual or _in_chunks(stages) else single(spec)
     return _staged(spec, groups)
+
+
+def _does_more_than_read(spec: RecurrenceSpec, group: Component) -> bool:
+    """Whether the output is a function of what is read from a matrix state, or a number."""
+    value = spec.outputs[0].value
+    matrix = any(is_matrix(s.shape) for s in spec.states)
+    return matrix and (value.is_scalar or not is_linear(value, group))
+
+
+def _in_chunks(stages: Stages) -> bool:
+    """Whether every stage has a chunk form, its substeps written out or laid out as tokens."""
+    try:
+        for stage in stages.stages:
+            canonicalise(choose_substeps(stage).spec)
+    except DslError:
+        return False
+    return True
 
 
 def _staged(spec: RecurrenceSpec, groups: list[Component]) -> Stages:
@@ -163,7 +185,8 @@ class _Splitter:
         last_first = self.groups[::-1]
         for group in sorted(last_first, key=lambda g: not self._has_matrix(g)):
             matrix = self._has_matrix(group)
-            if group & read and (is_linear(value, group) if matrix else group not in fed):
+            linear = is_linear(value, group) and not value.is_scalar
+            if group & read and (linear if matrix else group not in fed):
                 try:
                     _collect(self.spec, self.groups, value, group)
                 except WholeRead:

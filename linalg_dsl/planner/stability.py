@@ -118,6 +118,8 @@ def log_decay_bound(rec: Recurrence, spec: RecurrenceSpec) -> float | None:
     common = _range(rec.decay.log, spec) + _range(rec.value_decay.log, spec)
     gates = [ZERO] if rec.stack is None else [gate.log for gate in rec.stack.gates]
     own = [_range(log, spec) for log in gates]
+    channels = () if rec.stack is None else rec.stack.channels
+    own = [x + _range(c.log, spec) for x, c in zip(own, channels, strict=True)] if channels else own
     r = _Range(min(x.low for x in own), max(x.high for x in own)) + common
     return -r.low if r.low > -INF and r.high <= 0 else None
 

@@ -35,7 +35,8 @@ class BlockGate:
 
     ``shares[i][o]``: how much of what the state o writes goes to the state i, declared numbers both;
     ``own`` and ``other``: the gates per channel that all of them have, of the axis that is erased and of the
-    other.
+    other. Where those of the erased axis differ, ``channels`` has them in triangular order: states of
+    different ones take up nothing of each other, what couples them are erases.
     """
 
     order: tuple[int, ...]
@@ -44,14 +45,17 @@ class BlockGate:
     shares: tuple[tuple[Expr, ...], ...]
     own: Vectors
     other: Vectors
+    channels: tuple[Decay, ...] = ()
 
 
 def block_gate(maps: Sequence[LinearMap], spec: RecurrenceSpec, normaliser: Normaliser) -> BlockGate:
     """The gate of coupled states; raises DslError where it is not triangular in any order of them, or where
     gates per channel differ."""
-    past, own, other = _past(maps, spec, normaliser)
+    past, found = _past(maps, spec, normaliser)
     whole, shares = _without_presents(past, maps, normaliser)
     order = _triangular_order(whole, spec)
+    own, channels = _own_gates(found, whole, spec)
+    other = next((g.other for g in found.values()), ())
     return BlockGate(
         order,
         tuple(log_decay(normaliser.factors(whole[i][i]), spec) for i in order),
@@ -59,6 +63,7 @@ def block_gate(maps: Sequence[LinearMap], spec: RecurrenceSpec, normaliser: Norm
         tuple(map(tuple, shares)),
         own,
         other,
+        tuple(channels[i] for i in order) if channels else (),
     )
 
 
@@ -66,16 +71,30 @@ def stack_of(gate: BlockGate, columns: LowRank, names: Sequence[str]) -> tuple[L
     """The columns in which erases of one vector are one, and the stack over them."""
     columns, sources = _join_sources(columns, gate.order)
     spread = tuple(tuple(gate.shares[i][o] for i in gate.order) for o in columns.into)
-    return columns, Stack(tuple(names[i] for i in gate.order), gate.gates, gate.coupling, spread, sources)
+    names = [names[i] for i in gate.order]
+    return columns, Stack(tuple(names), gate.gates, gate.coupling, spread, sources, gate.channels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Channels:
+    """The gates per channel, of either axis, on what the state numbered ``into`` keeps."""
+
+    own: Vectors
+    other: Vectors
+    into: int
+    span: Span | None
 
 
 def _past(
     maps: Sequence[LinearMap], spec: RecurrenceSpec, normaliser: Normaliser
-) -> tuple[Matrix, Vectors, Vectors]:
-    """A as written, of scalars, and the gates per channel that all its entries have."""
+) -> tuple[Matrix, dict[tuple[int, int], _Channels]]:
+    """A as written, of scalars, and the gates per channel of its entries that are not 0.
+
+    Raises DslError where those of the axis that is not erased are not the same in all.
+    """
     n = len(maps)
     past: Matrix = [[ZERO for _ in range(n)] for _ in range(n)]
-    first: tuple[Factors, Vectors, str] | None = None
+    found: dict[tuple[int, int], _Channels] = {}
     for i, j in product(range(n), range(n)):
         terms = [d for d in maps[i].diagonals if d.of == j]
         if not terms:
@@ -84,27 +103,52 @@ def _past(
         if factors.coefficient == 0:
             continue
         past[i][j] = normaliser.normal(factors.scalar)
-        name = spec.states[i].name
-        if first is None:
-            first = (factors, other, name)
-        elif _keys(factors.vectors) != _keys(first[0].vectors) or _keys(other) != _keys(first[1]):
-            raise _different_gates(first, (factors, other, name), span)
-    return past, first[0].vectors if first else (), first[1] if first else ()
+        found[i, j] = _Channels(factors.vectors, other, i, span)
+        first = next(iter(found.values()))
+        if _keys(other) != _keys(first.other):
+            raise _different_gates(first, found[i, j], spec)
+    return past, found
 
 
-def _different_gates(
-    a: tuple[Factors, Vectors, str], b: tuple[Factors, Vectors, str], span: Span | None
-) -> DslError:
-    def shown(gate: tuple[Factors, Vectors, str]) -> str:
-        vectors = (*gate[0].vectors, *gate[1])
-        return " and ".join(show_expr(v) for v in vectors) or "a scalar"
+def _own_gates(
+    found: dict[tuple[int, int], _Channels], whole: Matrix, spec: RecurrenceSpec
+) -> tuple[Vectors, dict[int, Decay]]:
+    """The gates per channel of the erased axis that all states have, or else those of every state.
 
+    Raises DslError where states of different gates take up each other, or one of them may be negative.
+    """
+    gates = list(found.values())
+    if all(_keys(g.own) == _keys(gates[0].own) for g in gates):
+        return (gates[0].own if gates else ()), {}
+    n = range(len(whole))
+    none = _Channels((), gates[0].other, 0, gates[0].span)
+    of = {i: found.get((i, i), replace(none, into=i)) for i in n}
+    for (i, _), gate in found.items():
+        if _keys(gate.own) != _keys(of[i].own):
+            raise _different_gates(of[i], gate, spec)
+    for i, j in product(n, n):
+        if whole[i][j] != ZERO and _keys(of[i].own) != _keys(of[j].own):
+            raise _different_gates(of[i], of[j], spec)
+    channels = {i: log_decay(Factors(vectors=gate.own), spec) for i, gate in of.items()}
+    for i, decay in channels.items():
+        if decay.signed:
+            signed = next(g for g in of.values() if g.into != i and _keys(g.own) != _keys(of[i].own))
+            raise _different_gates(of[i], signed, spec)
+    return (), channels
+
+
+def _different_gates(a: _Channels, b: _Channels, spec: RecurrenceSpec) -> DslError:
+    def shown(gate: _Channels) -> str:
+        return " and ".join(show_expr(v) for v in (*gate.own, *gate.other)) or "a scalar"
+
+    one, two = (f"{shown(g)} on {spec.states[g.into].name}" for g in (a, b))
     return DslError.single(
         "E951",
-        f"the gates of the coupled states differ channel by channel ({shown(a)} on {a[2]}, {shown(b)} on "
-        f"{b[2]}): every channel would have a gate of blocks of its own, which has no chunk form",
-        span,
-        "gates of coupled states may differ by scalars only",
+        f"the gates of the coupled states differ channel by channel ({one}, {two}): every channel would have "
+        "a gate of blocks of its own, which has no chunk form",
+        b.span or a.span,
+        "states that take up each other have gates that differ by scalars only; those that meet in an erase "
+        "alone may have positive gates of their own along the erased axis",
     )
 
 

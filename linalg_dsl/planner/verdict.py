@@ -57,7 +57,7 @@ class Explanation:
         """The class and what it compiles to, in one line."""
         rec = self.recurrence
         how = "chunk kernels"
-        if "channel" in (rec.decay.kind, rec.value_decay.kind):
+        if any(d.kind == "channel" for d in rec.decays):
             how += ", anchored blocks"
         if rec.r:
             how += ", unit-triangular solve (UT transform)"

@@ -94,7 +94,8 @@ def missed(canonical: CanonicalRecurrence) -> tuple[str, ...]:
     for gate in () if rec.stack is None else rec.stack.gates:
         if gate.signed:
             lines.append(f"no positive gate: {_listed(map(show_expr, gate.signed))} may be negative")
-    for decay, axis in ((rec.decay, rec.axis), (rec.value_decay, OTHER[rec.axis])):
+    own = [(c, rec.axis) for c in (() if rec.stack is None else rec.stack.channels)]
+    for decay, axis in ((rec.decay, rec.axis), *own, (rec.value_decay, OTHER[rec.axis])):
         if decay.kind == "channel":
             where = "in the scores" if axis == rec.axis else "in what the scores are applied to"
             lines.append(
@@ -124,6 +125,9 @@ def _stack_equations(stack: Stack) -> Iterable[Equation]:
         signs = "".join(f", sign {show_expr(x)}" for x in stack.gates[i].signed)
         index = f"{_subscript(i + 1)}{_subscript(i + 1)}"
         yield Equation(f"log a{index}", stack.gates[i].show_log() + signs, f"the gate of {stack.states[i]}")
+        if stack.channels and stack.channels[i].kind != "none":
+            note = f"the gate per channel of {stack.states[i]}"
+            yield Equation(f"log λ{_subscript(i + 1)}", stack.channels[i].show_log(), note)
         for j in n:
             if stack.coupling[i][j] != ZERO:
                 note = f"what {stack.states[i]} takes up of {stack.states[j]}"
@@ -152,6 +156,8 @@ def size_line(decays: Iterable[Decay]) -> str:
 def _decays(rec: Recurrence) -> Iterable[Equation]:
     if rec.decay.kind == "none" and not rec.decay.signed:
         what = "no decay" if rec.stack is None else "no gate per channel"
+        if rec.stack is not None and rec.stack.channels:
+            what = "no gate per channel that all states have"
         yield Equation("D" if rec.value_decay.kind == "none" else "λ", "1", what)
     both = rec.value_decay.kind != "none"
     for decay, axis, name in (

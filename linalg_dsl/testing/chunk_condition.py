@@ -55,7 +55,7 @@ def counts_small_gates_as_floor(spec: RecurrenceSpec) -> bool:
         for form in forms
         if isinstance(form, CanonicalRecurrence)
         for rec in form.recurrences
-        for decay in (rec.decay, rec.value_decay)
+        for decay in rec.decays
         for node in walk(decay.log)
     )
 

@@ -81,6 +81,7 @@ def test_explain_says_what_was_asked_for() -> None:
         ({"walk": {"warps": 3}}, "launch: walk: warps is one of 1, 2, 4, 8, 16, got 3"),
         ({"walk": {"warps": True}}, "launch: walk: warps is one of 1, 2, 4, 8, 16, got True"),
         ({"fwd_prep": {"stages": 2}}, "launch: fwd_prep: a prep has no loop over chunks, and so no stages"),
+        ({"walk": {"block": 8}}, "launch: walk: blocks of products are 16 or more, got 8"),
         ({"walk": 4}, "launch: walk: expected a mapping from block, warps, stages to numbers"),
         ([("walk", 4)], "launch: expected a mapping from a kernel's name to its sizes"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from linalg_dsl.codegen.emit.render import template_text
@@ -59,9 +60,19 @@ def rows(w, y, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
 
 
 @triton.jit
-def columns(w, y, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
-    at = tl.arange(0, C)[:, None] * 16 + tl.arange(0, 16)[None, :]
-    tl.store(y + at, column_sums(finite_gate(tl.load(w + at)), C, AFTER, STRICT, "ieee"))
+def columns(
+    w, y, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr, TURNED: tl.constexpr, DOT: tl.constexpr
+):
+    t, d = tl.arange(0, C), tl.arange(0, 16)
+    at = t[None, :] * 16 + d[:, None] if TURNED else t[:, None] * 16 + d[None, :]
+    among = tokens_within(C, AFTER, STRICT)
+    tl.store(y + at, token_sums(tl.load(w + at), among, TURNED, DOT, "ieee"))
+
+
+@triton.jit
+def both_ways(y, level, C: tl.constexpr):
+    o = tl.arange(0, C)
+    tl.store(y + o[:, None] * C + o[None, :], tl.where(blocks_meet(level, C), 1.0, 0.0))
 
 
 @triton.jit
@@ -76,7 +87,9 @@ def product(w, y, C: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr, TUR
         r = tl.dot(z, a if BACK else tl.trans(a), input_precision="ieee")
     else:
         r = tl.dot(tl.trans(a) if BACK else a, z, input_precision="ieee")
-    tl.store(y + at, without_later(r, a, z, C, TURNED, BACK, STRICT, "ieee"))
+    if has_nan(r):
+        r = one_sided_product(a, z, C, TURNED, BACK, STRICT, "ieee")
+    tl.store(y + at, r)
 
 
 @triton.jit
@@ -178,18 +191,27 @@ def test_sums_over_spans_are_those_of_the_plan(read: str, C: int, library: Modul
 @pytest.mark.parametrize("C", CHUNKS)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
-def test_sums_of_rows_and_columns(after: bool, strict: bool, C: int, library: ModuleType) -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_sums_over_tokens(turned: bool, after: bool, strict: bool, C: int, library: ModuleType) -> None:
     w = log_decays(C, 16)
     sums = evaluate_ops.sum_after(w, 0) if after else evaluate_ops.sum_before(w, 0)
     want = sums if strict else sums + w
     rows = run(library.rows, w[:, 3], (C,), C=C, AFTER=after, STRICT=strict)
     torch.testing.assert_close(rows, want[:, 3], rtol=1e-5, atol=1e-5)
-    columns = run(library.columns, w, (C, 16), C=C, AFTER=after, STRICT=strict)
     # a product needs finite operands: what is -inf is -1e30 there, and its exponential zero as well
+    flags = {"AFTER": after, "STRICT": strict, "TURNED": turned, "DOT": tl.float32}
+    columns = run(library.columns, w.clamp(min=-1e30), (C, 16), C=C, **flags)
     torch.testing.assert_close(columns.exp(), want.exp(), rtol=1e-5, atol=1e-5)
     finite = want.isfinite()
     torch.testing.assert_close(columns[finite], want[finite], rtol=1e-5, atol=1e-5)
-    assert (columns[~finite] <= -1e30).all()
+    assert (columns[~finite] <= -1e30 * (1 - 1e-6)).all()
+
+
+@pytest.mark.parametrize("C", CHUNKS)
+def test_blocks_meet_in_either_order(C: int, library: ModuleType) -> None:
+    for level in range(C.bit_length() - 1):
+        met = run(library.meeting, None, (C, C), level, C=C)
+        assert torch.equal(run(library.both_ways, None, (C, C), level, C=C), met + met.T)
 
 
 @pytest.mark.parametrize("turned", [False, True])

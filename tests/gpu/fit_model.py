@@ -15,14 +15,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from linalg_dsl.codegen.schedule.levels import reached
 from linalg_dsl.codegen.schedule.predict import LAUNCH, PREP
+from linalg_dsl.codegen.targets import TARGETS
+
+BANDWIDTH = TARGETS["sm_90"].bandwidth
 
 
 def fitted(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
     """Constants, none negative, that predict these kernels with the least relative errors."""
     import torch
 
-    used = [r for r in rows if r["features"] and r["us"] > 1.3 * r["moved"] / 4.2e6]
+    used = [r for r in rows if r["features"] and r["us"] > 1.15 * r["moved"] / reached(BANDWIDTH)]
     if not used:
         raise SystemExit("no prep in these rows is bound by its operations")
     wanted = torch.tensor([1.0 for _ in used], dtype=torch.float64)
@@ -53,7 +57,7 @@ def main() -> int:
         after = row["predicted"]
         if row["features"]:
             chain = sum(a * b for a, b in zip(constants, row["features"], strict=True))
-            after = LAUNCH + max(row["moved"] / 4.26e6, chain)
+            after = LAUNCH + max(row["moved"] / reached(BANDWIDTH), chain)
         row |= {"after": after}
         print(
             f"{row['operator']:20s} {row['shape']:6s} {row['kernel']:40s} {row['us']:8.1f} us, predicted "

@@ -240,7 +240,7 @@ def variants(module: Any, call: Any, rest: tuple[Any, ...]) -> Iterator[tuple[st
     """The launch with other block sizes, warps and stages."""
     programs, *middle, more, _, _ = rest
     if "KB" in more:
-        for block, warps in ((32, 1), (32, 2), (32, 4), (64, 2), (64, 4)):
+        for block, warps in ((32, 1), (32, 2), (32, 4), (64, 2), (64, 4), (64, 8), (128, 4), (128, 8)):
             new = {**more, "KB": block, "K_BLOCKS": -(-call.key // block)}
             new |= {"VB": block, "V_BLOCKS": -(-call.value // block)}
             yield f"KB{block} w{warps}", (programs, *middle, new, warps, 1)

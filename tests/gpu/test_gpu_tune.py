@@ -37,7 +37,7 @@ def test_a_search_ends_in_time_with_something_right(tmp_path: Path, monkeypatch:
     assert record.best_ms <= record.default_ms
     assert known(job, job.op).best == record.best
     timed = [found for found in record.tried.values() if isinstance(found, float)]
-    assert len(timed) > 10, (said, record.tried)
+    assert timed, (said, record.tried)
     sizes = {"B": 1, "T": 200, "H": 2, "K": 64, "V": 64}
     assert applied(job.op, record).check(**sizes, dtype=torch.bfloat16, device="cuda").ok
     # an op that asks to be tuned takes what was found
@@ -48,8 +48,14 @@ def test_a_search_ends_in_time_with_something_right(tmp_path: Path, monkeypatch:
     op(*tensors).sum().backward()
 
 
-@pytest.mark.parametrize("shape", ["train", "long", "d256"])
-@pytest.mark.parametrize("name", ["linear_attention", "gated_delta_rule", "kda", "dplr", "gated_oja"])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *((name, "train") for name in ("linear_attention", "gated_delta_rule", "kda", "dplr", "gated_oja")),
+        ("gated_delta_rule", "long"),
+        ("kda", "d256"),
+    ],
+)
 def test_no_default_launch_spills(name: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     op = ld.compile(getattr(ld.ops, name).spec, backend="triton")
     device = torch.device("cuda")

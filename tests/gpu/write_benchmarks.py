@@ -25,9 +25,14 @@ def main() -> int:
     )
     parser.add_argument("data", nargs="+", type=Path)
     args = parser.parse_args()
-    recorded = json.loads(files("linalg_dsl.ops").joinpath("peers.json").read_text(encoding="utf-8"))
-    print(benchmarks([json.loads(p.read_text(encoding="utf-8")) for p in args.data], recorded), end="")
+    data = [json.loads(p.read_text(encoding="utf-8")) for p in args.data]
+    print(benchmarks(data, recorded_peers()), end="")
     return 0
+
+
+def recorded_peers() -> Any:
+    """What was measured of others, in a run of its own."""
+    return json.loads(files("linalg_dsl.ops").joinpath("peers.json").read_text(encoding="utf-8"))
 
 
 def benchmarks(data: Sequence[Mapping[str, Any]], recorded: Mapping[str, Any]) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,9 +26,10 @@ BLOCK = 32
 
 def module_and_inputs(name: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
     op = ld.compile(getattr(ld.ops, name).spec, backend="triton")
-    tensors = inputs_of(op.spec, Shape(2, 200, 2, 64, 64), torch.bfloat16, CPU)
+    stage = op.stage_ops[-1]
+    tensors = inputs_of(stage.spec, Shape(2, 200, 2, 64, 64), torch.bfloat16, CPU)
     # a copy: what is replaced in it stays here
-    return private_copy(op.operator("triton").module), tuple(tensors.values())
+    return private_copy(stage.operator("triton").module), tuple(tensors.values())
 
 
 @pytest.mark.parametrize("name", ["gated_delta_rule", "gla", "mdn", "mamba1"])
@@ -79,6 +84,15 @@ def test_sizes_that_spill_give_way_to_the_next_best() -> None:
     assert launches["gla_bwd_reverse_v"][1] == 4
 
 
+def test_a_kernel_without_blocks_is_replaced_by_its_warps() -> None:
+    module, tensors = module_and_inputs("normalised_linear_attention")
+    name = "normalised_linear_attention_S_bwd_gradients"
+    compiler = Compiler(lambda x: 300 if x.kernel == name and x.warps < 8 else 0)
+    assert settle(module, tensors, None, [Use()], compiler) == ()
+    launches = {x.kernel: x.sizes for x in Module(module, CPU).launches(tensors, None, Use())}
+    assert launches[name] == (0, 8, 1)
+
+
 def test_narrower_blocks_come_after_more_warps() -> None:
     assert list(alternatives(64, 4, 3)) == [(64, 8, 3), (32, 4, 3), (32, 8, 3)]
     assert list(alternatives(16, 8, 3)) == []
@@ -101,3 +115,43 @@ def test_where_everything_spills_the_least_is_taken_and_said_once() -> None:
     with pytest.warns(UserWarning, match="spills 90 registers; nothing near it spills less"):
         say_once(found)
     say_once(found)  # a warning is an error in these tests
+
+
+COMPILE = """
+import torch, triton
+from dataclasses import replace
+from triton.backends.compiler import GPUTarget
+
+class Driver:  # as Triton sees an H200, of which there need be none
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device=None): return 0
+    def get_active_torch_device(self): return torch.device("cpu")
+
+triton.runtime.driver.set_active(Driver())
+import linalg_dsl as ld
+from linalg_dsl.ops.bench import Shape, inputs_of
+from linalg_dsl.ops.first_use import compiled_side_by_side
+from linalg_dsl.ops.launched import Module, Use
+
+op = ld.compile(ld.ops.linear_attention.spec, backend="triton")
+tensors = inputs_of(op.spec, Shape(1, 64, 1, 16, 16), torch.bfloat16, torch.device("cpu"))
+module = op.operator("triton").module
+(walk,) = Module(module, torch.device("cpu")).launches(tuple(tensors.values()), None, Use(save=False))
+broken = replace(walk, constants=tuple((n, 7 if n == "BLOCK" else x) for n, x in walk.constants))
+good, bad = compiled_side_by_side(module, [walk, broken])
+print(good.metadata.num_warps == walk.warps, "cubin" in good.asm, type(bad).__name__)
+(cache, *_), = getattr(module, walk.kernel).device_caches.values()
+print(len([k for k in cache.values() if k is good]))
+"""
+
+
+def test_kernels_are_compiled_side_by_side_and_each_failure_is_its_own(tmp_path: Path) -> None:
+    places = {"TRITON_CACHE_DIR": str(tmp_path / "t"), "LINALG_DSL_CACHE": str(tmp_path / "l")}
+    environment = {**os.environ, **places, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # the second line: the launch to come finds the kernel without compiling it
+    assert done.stdout.splitlines() == ["True True CompilationError", "1"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-# mypy: ignore-errors
 import linalg_dsl as ld
 from linalg_dsl.errors import ArgumentError, DslError
+
+# mypy: ignore-errors
 
 SPARSE = """recurrence rows
 input q, k : [K]

@@ -19,7 +19,7 @@ from linalg_dsl.ops.launched import Launched
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.ops.tune_hands import wrong_numbers
 from linalg_dsl.ops.tune_record import Record, length_class
-from linalg_dsl.ops.tune_space import Variant, as_option, neighbours, rounds, variants
+from linalg_dsl.ops.tune_space import Variant, as_option, batches, neighbours, rounds, variants
 from linalg_dsl.ops.tune_worker import Job, known, tune_apart
 from linalg_dsl.ops.tuned import applied, tune_op
 
@@ -202,6 +202,28 @@ def test_sizes_that_were_asked_for_stay() -> None:
     assert of(applied(op, record), "fwd_walk").warps == 8
 
 
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("mamba1", {"mamba1.forward", "mamba1.backward"}),
+        ("normalised_linear_attention", {"normalised_linear_attention_S.fwd_walk"}),
+    ],
+)
+def test_step_kernels_and_stages_are_tuned_too(name: str, kernels: set[str]) -> None:
+    class Narrow(FakeHands):
+        def kernel_times(self, modules: Sequence[Any], run: Callable[[], object]) -> dict[str, float]:
+            return {n: 9 / ((s[0] or 1) + s[1]) for m in modules for n, s in m.SIZES.items()}
+
+        def whole_time(self, op: CompiledOp, run: Callable[[], object]) -> float:
+            return 5.0 if op.options.launch else 9.0
+
+    op = ld.compile(getattr(ld.ops, name).spec, backend="triton")
+    record = search(Narrow(), op)
+    assert record.best is not None
+    assert kernels <= record.best["launch"].keys()
+    assert applied(op, record).options.launch
+
+
 def test_a_record_is_of_plan_shape_types_and_device() -> None:
     op, kinds = linear(), (torch.float32,) * 3
     job = Job(op, SHAPE, (1, 1, 1), kinds, "cpu", "training", 1.0)
@@ -243,6 +265,15 @@ def test_rounds_hold_every_choice() -> None:
     choices = {"a": [(16, 1, 1), (32, 1, 1)], "b": [(64, 4, 3)], "c": []}
     found = rounds({n: s for n, s in choices.items() if s})
     assert found == [{"a": (16, 1, 1), "b": (64, 4, 3)}, {"a": (32, 1, 1), "b": (64, 4, 3)}]
+
+
+def test_batches_hold_every_choice_once_and_enough_to_compile_at_once() -> None:
+    choices = {"a": [(16, w, 1) for w in range(1, 8)], "b": [(32, 1, 1)], "c": []}
+    found = list(batches(choices, 6))
+    assert [len(part["a"]) for part in found] == [2, 2, 2, 1]
+    assert [s for part in found for s in part["a"]] == choices["a"]
+    assert [s for part in found for s in part.get("b", [])] == choices["b"]
+    assert list(batches({}, 4)) == []
 
 
 def test_variants_keep_what_was_asked_for() -> None:
