@@ -214,6 +214,28 @@ def one_sided_product(
 
 
 @triton.jit
+def product_among(part, z, among, TURNED: tl.constexpr, PRECISION: tl.constexpr):
+    """part z of [C, C] numbers that are zero outside ``among``, where what is not finite in z is not seen."""
+    if TURNED:
+        r = tl.dot(z, tl.trans(part), input_precision=PRECISION)
+    else:
+        r = tl.dot(part, z, input_precision=PRECISION)
+    if has_nan(r):
+        good = tl.abs(z.to(tl.float32)) < float("inf")
+        clean = tl.where(good, z, 0.0).to(z.dtype)
+        lost = tl.where(good, 0.0, 1.0).to(z.dtype)
+        reach = tl.where(among, 1.0, 0.0).to(z.dtype)
+        if TURNED:
+            r = tl.dot(clean, tl.trans(part), input_precision=PRECISION)
+            hit = tl.dot(lost, tl.trans(reach), input_precision=PRECISION)
+        else:
+            r = tl.dot(part, clean, input_precision=PRECISION)
+            hit = tl.dot(reach, lost, input_precision=PRECISION)
+        r = tl.where(hit > 0, float("nan"), r)
+    return r
+
+
+@triton.jit
 def bad_columns(n, t):
     """[C]: of every row the last entry below the diagonal that is not finite, as a token; -1 if all are."""
     bad = (tl.abs(n) < float("inf")) == 0

@@ -31,8 +31,8 @@ _RESERVED = (
     "b_decayed_state", "b_limit", "first_mark", "i_share", "parity_sign", "softplus", "tanh", "expm1", "sign",
     "step", "power", "pairs_decay", "span_sum", "row_sums", "token_sums", "tokens_within",
     "anchored_intervals", "meeting_blocks", "blocks_meet", "m_meet", "m_second", "m_between",
-    "m_outside",
-    "has_nan", "one_sided_product", "bad_columns", "finite_entries", "spoilt_by", "finite_gate",
+    "m_outside", "has_nan", "one_sided_product", "product_among", "bad_columns", "finite_entries",
+    "spoilt_by", "finite_gate",
 )  # fmt: skip
 
 
