@@ -90,6 +90,11 @@ class CompileOptions:
                 f"schedule='two_level' is for the triton backend; backend={self.backend!r} goes over whole "
                 "sequences"
             )
+        if self.tune and self.invariant:
+            raise ArgumentError(
+                "tune: what is tuned depends on the number of sequences, heads and tokens, which "
+                "invariant=True forbids"
+            )
         if self.tune and self.backend not in ("auto", "triton"):
             raise ArgumentError(
                 f"tune is for the triton backend; backend={self.backend!r} has no sizes to tune"

@@ -46,15 +46,18 @@ class FirstUse:
         self, module: ModuleType, tensors: tuple[Tensor, ...], offsets: Tensor | None, use: Use
     ) -> None:
         device = tensors[0].device
-        if compiles(device) and hasattr(module, "REPLACED"):
-            count = None if offsets is None else offsets.shape[0]
-            call = (module.__name__, device, count, use, *((x.dtype, x.shape) for x in tensors))
-            if call not in self._seen:
-                self._settle(module, tensors, offsets, use)
-                if len(self._seen) >= _KEPT:
-                    self._seen.clear()
-                self._seen.add(call)
+        count = None if offsets is None else offsets.shape[0]
+        call = (module.__name__, device, count, use, *((x.dtype, x.shape) for x in tensors))
+        if call in self._seen:
+            return
+        here = compiles(device)
+        if here and hasattr(module, "REPLACED"):
+            self._settle(module, tensors, offsets, use)
         self.check(module, tensors, offsets)
+        if here:  # else nothing was settled, and a later call may have to be
+            if len(self._seen) >= _KEPT:
+                self._seen.clear()
+            self._seen.add(call)
 
     def _settle(
         self, module: ModuleType, tensors: tuple[Tensor, ...], offsets: Tensor | None, use: Use

@@ -64,7 +64,7 @@ def tune_apart(job: Job, say: Say, start: Start | None = None) -> Record:
         left = job.budget - (time.monotonic() - started)
         status, last = (start or _start)(job_with(job, plain, max(left, 1.0)), say)
         record = known(job, plain)
-        if status == 0 or record.finished or left <= 0:
+        if status == 0 or record.finished or left <= 0 or record.default_ms is None:
             break
         say(f"the process of the search ended with status {status}; it is started anew")
     if record.best is None and record.default_ms is None:
@@ -90,21 +90,20 @@ def known(job: Job, plain: CompiledOp) -> Record:
 
 def _start(job: Job, say: Say) -> tuple[int, str]:
     command = [sys.executable, "-m", "linalg_dsl.ops.tune_worker"]
-    worker = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=False
-    )
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    worker.stdin.write(pickle.dumps(job))
-    worker.stdin.close()
     lines: list[str] = []
-    for line in worker.stdout:
-        text = line.decode(errors="replace").rstrip("\n")
-        if text.startswith(_MARK):
-            say(text.removeprefix(_MARK))
-        else:
-            lines.append(text)
-    return worker.wait(), "\n".join(lines)
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, **pipes) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(pickle.dumps(job))
+        worker.stdin.close()
+        for line in worker.stdout:
+            text = line.decode(errors="replace").rstrip("\n")
+            if text.startswith(_MARK):
+                say(text.removeprefix(_MARK))
+            else:
+                lines.append(text)
+    return worker.returncode, "\n".join(lines)
 
 
 _MARK = "tune: "

@@ -3,7 +3,8 @@ module uses; nothing imports it.
 
 A tile [C, D] holds the C tokens of one chunk; w is the per-step log decay, zero where a token is
 padding. Every exponent is a sum over an interval inside the chunk, formed by adding only, so a gate
-of -inf (a reset) needs no care: nothing is subtracted, and masks select instead of multiplying.
+of -inf (a reset) needs no care: nothing is subtracted, and masks select instead of multiplying. Only gates
+of one number per token, where operands are bfloat16 anyway, are bounded, summed once and subtracted.
 """
 
 import triton
@@ -59,28 +60,92 @@ def power(x, exponent: tl.constexpr):
 
 
 @triton.jit
-def pairs_decay(w, C: tl.constexpr, INCLUSIVE: tl.constexpr, EXCLUSIVE: tl.constexpr):
-    """[C, C] of exp(w_{s+1} + ... + w_t), to w_{t-1} if EXCLUSIVE, zero outside the read; w [C]."""
-    t = tl.arange(0, C)
-    if EXCLUSIVE:
-        # row t holds w_{t-1}: the running sum down the rows then ends one step earlier
-        w = tl.sum(tl.where(t[:, None] - 1 == t[None, :], w[None, :], 0.0), 1)
-        sums = tl.cumsum(tl.where(t[:, None] - 1 > t[None, :], w[:, None], 0.0), 0)
+def widened(x, one, DOT: tl.constexpr, ROWS: tl.constexpr):
+    """x in float32, by a product with the unit matrix, which comes first if ROWS.
+
+    Exact. A loop copies the tiles that products take to shared memory some rounds ahead; any other tile of
+    short numbers goes to registers, and each round then waits for the loads of a later one.
+    """
+    if x.dtype == tl.bfloat16 and tl.bfloat16 == DOT:
+        return tl.dot(one, x) if ROWS else tl.dot(x, one)
     else:
-        sums = tl.cumsum(tl.where(t[:, None] > t[None, :], w[:, None], 0.0), 0)
-    inside = t[:, None] >= t[None, :] if INCLUSIVE else t[:, None] > t[None, :]
-    return tl.where(inside, tl.exp(tl.where(inside, sums, 0.0)), 0.0)
+        return x.to(tl.float32)
 
 
 @triton.jit
-def span_sum(p, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+def solve_dot(a, b, SOLVE: tl.constexpr):
+    """A product of the triangular system; "fp16" has the mantissa of tf32, for entries that stay bounded."""
+    if SOLVE == "fp16":
+        return tl.dot(a.to(tl.float16), b.to(tl.float16))
+    else:
+        return tl.dot(a, b, input_precision=SOLVE)
+
+
+@triton.jit
+def selected_sums(x, ones, DOT: tl.constexpr, SUMS: tl.constexpr):
+    """x @ ones of two [C, C] matrices, the second of 0 and 1, with 16 bits of x at least; DOT is bfloat16 or
+    float32 (then in SUMS precision)."""
+    if tl.bfloat16 == DOT:
+        high = x.to(DOT)
+        return tl.dot((x - high.to(tl.float32)).to(DOT), ones.to(DOT), tl.dot(high, ones.to(DOT)))
+    else:
+        return tl.dot(x, ones, input_precision=SUMS)
+
+
+@triton.jit
+def running_sums(w, C: tl.constexpr, DOT: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
+    """row_sums; where operands are bfloat16, by a scan and a difference: their rounding is larger."""
+    if tl.bfloat16 == DOT:
+        sums = tl.cumsum(w, 0)
+        if AFTER:
+            sums = tl.sum(w, 0) - sums
+            return sums if STRICT else sums + w
+        else:
+            return sums - w if STRICT else sums
+    else:
+        return row_sums(w, C, AFTER, STRICT)
+
+
+@triton.jit
+def bounded(w, DOT: tl.constexpr):
+    """Log decays for sums of which differences are taken: exp(-300) is zero, and so is -inf's."""
+    if tl.bfloat16 == DOT:
+        return tl.maximum(w, -300.0)
+    else:
+        return w
+
+
+@triton.jit
+def pairs_decay(w, C: tl.constexpr, DOT: tl.constexpr, INCLUSIVE: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """[C, C] of exp(w_{s+1} + ... + w_t), to w_{t-1} if EXCLUSIVE, zero outside the read; w [C].
+
+    Where operands are bfloat16 the sums are differences of running ones: these err by less than 1e-3 even
+    when every token resets the state.
+    """
+    t = tl.arange(0, C)
+    inside = t[:, None] >= t[None, :] if INCLUSIVE else t[:, None] > t[None, :]
+    if tl.bfloat16 == DOT:
+        w = bounded(w, DOT)
+        sums = tl.cumsum(w, 0)
+        rows = sums - w if EXCLUSIVE else sums
+        return tl.where(inside, tl.exp(rows[:, None] - sums[None, :]), 0.0)
+    else:
+        if EXCLUSIVE:
+            # row t holds w_{t-1}: the running sum down the rows then ends one step earlier
+            w = tl.sum(tl.where(t[:, None] - 1 == t[None, :], w[None, :], 0.0), 1)
+            sums = tl.cumsum(tl.where(t[:, None] - 1 > t[None, :], w[:, None], 0.0), 0)
+        else:
+            sums = tl.cumsum(tl.where(t[:, None] > t[None, :], w[:, None], 0.0), 0)
+        return tl.where(inside, tl.exp(tl.where(inside, sums, 0.0)), 0.0)
+
+
+@triton.jit
+def span_sum(p, C: tl.constexpr, DOT: tl.constexpr, SUMS: tl.constexpr, EXCLUSIVE: tl.constexpr):
     """[C]: at tau the sum of p[t, s] over s < tau <= t (EXCLUSIVE: s < tau < t)."""
     t = tl.arange(0, C)
-    left = tl.cumsum(p, 1)  # column tau - 1 has the sum over s < tau
-    first = t[None, :] + 1
-    rows = t[:, None] > first if EXCLUSIVE else t[:, None] >= first
-    down = tl.sum(tl.where(rows, left, 0.0), 0)
-    return tl.sum(tl.where(t[:, None] - 1 == t[None, :], down[None, :], 0.0), 1)
+    left = selected_sums(p, tl.where(t[:, None] < t[None, :], 1.0, 0.0), DOT, SUMS)
+    rows = t[:, None] > t[None, :] if EXCLUSIVE else t[:, None] >= t[None, :]
+    return tl.sum(tl.where(rows, left, 0.0), 0)
 
 
 @triton.jit

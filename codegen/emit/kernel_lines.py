@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel
 from linalg_dsl.planner.plan import Node
+
+UNIT = "b_one"
+"""The unit matrix of a walk, made before its loop."""
 
 
 def turned_axes(nodes: Sequence[Node], kernel: Kernel) -> frozenset[str]:
@@ -35,6 +38,19 @@ def without_unused(lines: list[str], states: frozenset[str] = frozenset()) -> li
         if not alone:
             return kept
         kept = [line for i, line in enumerate(kept) if i not in set(alone)]
+
+
+def through_products(lines: list[str], rows: Collection[str], columns: Collection[str]) -> list[str]:
+    """The lines of a loop in which tiles of short numbers that no product takes come by one.
+
+    ``rows`` and ``columns``: the names of tiles as they were loaded, with tokens as rows or as columns.
+    """
+    text = "\n".join(lines)
+    for names, first in ((rows, True), (columns, False)):
+        for name in names:
+            if f"{name}.to(DOT)" not in text:
+                text = text.replace(f"{name}.to(tl.float32)", f"widened({name}, {UNIT}, DOT, ROWS={first})")
+    return text.split("\n")
 
 
 def uses(text: str, name: str) -> bool:

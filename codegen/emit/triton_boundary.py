@@ -60,7 +60,7 @@ class BoundaryText:
         return [
             "if not EXACT:",
             f"    if {condition}:",
-            f"        tl.store({self._mark()}, {self.state}, mask=m_s)",
+            f"        {self._kept(self._mark(), self.state)}",
         ]
 
     # -- the earlier walk -------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class BoundaryText:
         """The state before the chunk, or its norms."""
         return [
             "if EXACT:",
-            f"    tl.store({self._every()}, {self.taken}, mask=m_s)",
+            f"    {self._kept(self._every(), self.taken)}",
             "else:",
             f"    tl.store({self._norms()}, tl.sqrt({self._square(self.taken)}), mask={self.mask})",
         ]
@@ -97,10 +97,10 @@ class BoundaryText:
         return [
             *lines,
             "if EXACT:",
-            f"    b_h = tl.sum(tl.load({self._every()}, mask=m_s, other=0.0) * {decayed}, {self.over})",
+            f"    b_h = tl.sum({_taken_up(self._every())} * {decayed}, {self.over})",
             "else:",
             f"    if {begins}:",
-            f"        b_h = tl.sum(tl.load({self._mark()}, mask=m_s, other=0.0) * {self.state}, {self.over})",
+            f"        b_h = tl.sum({_taken_up(self._mark())} * {self.state}, {self.over})",
             f"    b_limit = tl.load({self._norms()}, mask={self.mask}, other=0.0) * "
             f"tl.sqrt({self._square(decayed)})",
         ]
@@ -128,6 +128,10 @@ class BoundaryText:
     def _mark(self) -> str:
         place = f"((first_mark + i_c // {SEGMENT}) * H + i_h) * K * V"
         return f"{self.pointer(f'marks{self.suffix}')} + {place} + {self.out.state_offset()}"
+
+    def _kept(self, place: str, state: str) -> str:
+        """Kept as operands of products are: the term is a product of two states, one of them rounded."""
+        return _keep(self.pointer(f"marks{self.suffix}"), place, state)
 
     def _norms(self) -> str:
         return f"{self.pointer(f'norms{self.suffix}')}{self.place}"
@@ -167,9 +171,9 @@ class ProductsText:
         """The body, and behind it, before the states are handed on, what is kept or multiplied."""
         kept = self.boundary.kept
         if self.direction == self.boundary.keeper:
-            return [*lines, *(f"tl.store({self._mark(n)}, {self.out.value(n)}, mask=m_s)" for n in kept)]
+            return [*lines, *(self._kept(n) for n in kept)]
         names = {n: f"b_mark_{i}" for i, n in enumerate(kept, 1)}
-        loads = [f"{name} = tl.load({self._mark(n)}, mask=m_s, other=0.0)" for n, name in names.items()]
+        loads = [f"{name} = {_taken_up(self._mark(n))}" for n, name in names.items()]
         products = []
         for (_, forward, reverse), result in zip(self.boundary.terms, self.results, strict=True):
             theirs, mine = (forward, reverse) if self.boundary.keeper == "forward" else (reverse, forward)
@@ -183,6 +187,18 @@ class ProductsText:
     def _mark(self, n: int) -> str:
         name = mark_names(self.boundary)[n]
         return f"{self.pointer(name)} + (i_ch * H + i_h) * K * V + {self.out.state_offset()}"
+
+    def _kept(self, n: int) -> str:
+        return _keep(self.pointer(mark_names(self.boundary)[n]), self._mark(n), self.out.value(n))
+
+
+def _keep(pointer: str, place: str, state: str) -> str:
+    """A state in the dtype of the operands of products, as which the other walk takes it up."""
+    return f"tl.store({place}, {state}.to({pointer}.dtype.element_ty), mask=m_s)"
+
+
+def _taken_up(place: str) -> str:
+    return f"tl.load({place}, mask=m_s, other=0.0).to(tl.float32)"
 
 
 def mark_names(boundary: BoundaryProducts) -> dict[int, str]:

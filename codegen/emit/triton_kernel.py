@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from linalg_dsl.codegen.emit.kernel_lines import turned_axes, uses, without_unused
+from linalg_dsl.codegen.emit.kernel_lines import UNIT, through_products, turned_axes, uses, without_unused
+from linalg_dsl.codegen.emit.kernel_text import KernelText, Memory, PrepText, StateText, WalkText
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
 from linalg_dsl.codegen.emit.render import render
@@ -28,87 +28,14 @@ _RESERVED = (
     "o_r", "i_pairs", "o_pairs", "b_system", "b_transform", "b_half_step", "b_meeting",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
-    "b_decayed_state", "b_limit", "first_mark", "i_share", "parity_sign", "softplus", "tanh", "expm1", "sign",
+    "b_decayed_state", "b_limit", "b_one", "first_mark", "i_share", "parity_sign", "softplus", "tanh",
+    "expm1", "sign",
     "step", "power", "pairs_decay", "span_sum", "row_sums", "token_sums", "tokens_within",
     "anchored_intervals", "meeting_blocks", "blocks_meet", "m_meet", "m_second", "m_between",
-    "m_outside", "has_nan", "one_sided_product", "product_among", "bad_columns", "finite_entries",
+    "m_outside", "widened", "selected_sums", "running_sums", "bounded", "solve_dot", "o_apart",
+    "has_nan", "one_sided_product", "product_among", "bad_columns", "finite_entries",
     "spoilt_by", "finite_gate",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """How a value lies in memory, as a kernel argument.
-
-    ``argument`` is its name among the launcher's tensors; ``ratio`` the constexpr by which the op's
-    head number is divided (None: one per head of the op); ``rows``, ``row`` for one row of [n, D];
-    ``shares`` the constexpr of how many sums, one per block of a walk, make up the value.
-    """
-
-    argument: str
-    ratio: str | None = None
-    rows: int = 1
-    row: int = 0
-    saved_only: bool = False
-    float32: bool = False
-    shares: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KernelText:
-    """The text, the launcher's tensors by kernel argument (in order), and what the launch needs."""
-
-    name: str
-    kernel: Kernel
-    text: str
-    tensors: tuple[str, ...]
-    scalars: tuple[str, ...]
-    constants: tuple[str, ...]
-    library: frozenset[str]
-    loads: tuple[str, ...]
-    values: Values
-
-
-@dataclass(frozen=True, slots=True)
-class StateText:
-    """A carried state in a walk: its name, and what tells its arguments from those of the first."""
-
-    name: str
-    suffix: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Walk:
-    """What templates/walk.py.jinja asks for."""
-
-    name: str
-    doc: str
-    pointers: tuple[str, ...]
-    scalars: tuple[str, ...]
-    bounds: tuple[str, ...]
-    constants: tuple[str, ...]
-    offsets: tuple[str, ...]
-    states: tuple[StateText, ...]
-    start: str
-    state_offset: str
-    state_mask: str
-    before_loop: tuple[str, ...]
-    chunk_index: str
-    body: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Prep:
-    """What templates/prep.py.jinja asks for."""
-
-    name: str
-    doc: str
-    pointers: tuple[str, ...]
-    scalars: tuple[str, ...]
-    bounds: tuple[str, ...]
-    constants: tuple[str, ...]
-    offsets: tuple[str, ...]
-    body: tuple[str, ...]
 
 
 class KernelPrinter:
@@ -164,7 +91,7 @@ class KernelPrinter:
             self.out.lines = body
             text = render(
                 "prep.py.jinja",
-                _Prep(self.name, self._doc(), tuple(self.pointers), tuple(self.scalars), self._bounds(),
+                PrepText(self.name, self._doc(), tuple(self.pointers), tuple(self.scalars), self._bounds(),
                       self._constants(), self._offsets(), tuple(body)),
             )  # fmt: skip
         return KernelText(
@@ -210,12 +137,13 @@ class KernelPrinter:
         lines += self._handed_on([state.name for state in states])
         if term:
             lines += term.behind()
+        lines = self._widened(lines)
         lines = without_unused([*self._row_lines(), *lines], frozenset(state.name for state in states))
         self.out.lines = lines
         shape = ", ".join(self._blocks()[a].length for a in self.out.tile(("K", "V")))
         return render(
             "walk.py.jinja",
-            _Walk(
+            WalkText(
                 name=self.name,
                 doc=self._doc(),
                 pointers=tuple(self.pointers),
@@ -232,6 +160,23 @@ class KernelPrinter:
                 body=tuple(lines),
             ),
         )
+
+    def _widened(self, lines: list[str]) -> list[str]:
+        """The lines, tiles that no product takes loaded as if one did; not a gate's, which can be -inf."""
+        rows: list[str] = []
+        columns: list[str] = []
+        other = {
+            a for n in self.kernel.body if self.nodes[n].op not in ("add", "mul") for a in self.nodes[n].args
+        }
+        for n in self.kernel.loads:
+            axes = self.nodes[n].axes
+            if len(axes) == 2 and "s" not in axes and "t" in axes and n in self.out.raw and n not in other:
+                (rows if self.out.tile(axes)[0] == "t" else columns).append(self.out.text[n])
+        lines = through_products(lines, rows, columns)
+        if any(UNIT in line for line in lines):
+            self.out.library.add("widened")
+            self.before.append(f"{UNIT} = tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0).to(DOT)")
+        return lines
 
     def _handed_on(self, names: Sequence[str]) -> list[str]:
         """The states take their next values, none of which may be a state that is overwritten first."""
@@ -296,13 +241,22 @@ class KernelPrinter:
                     loaded.add(a)
                     self._load(a)
 
-        for phase in found:
-            out.lines = []
-            for n in phase.before:
+        def small(wanted: Sequence[int]) -> None:
+            for n in wanted:
                 form(n, have)
                 out.compute(n)
                 if n in stores:
                     self._store(n)
+
+        for phase in found:
+            first, later = self._for_loops(phase)
+            out.lines = []
+            for n in later:  # their loads are on the way while the loops run
+                for a in nodes[n].args:
+                    if a in leaves and a not in have:
+                        have.add(a)
+                        self._load(a)
+            small(first)
             lines += out.lines
             for loop in phase.loops:
                 axis, inside = loop.axis, loop.inside
@@ -337,13 +291,39 @@ class KernelPrinter:
                 for n in inside:
                     if axis in summed_axes(nodes, n) and n in stores:
                         self._store(n)
+                small(later)
+                later = []
                 for n in loop.behind:
                     out.compute(n)
                     if n in stores:
                         self._store(n)
                 lines += out.lines
+            out.lines = []
+            small(later)
+            lines += out.lines
         out.lines = lines
         return lines
+
+    def _solved_last(self, wanted: Sequence[int]) -> list[int]:
+        """The values, those that wait for a triangular system last: the others need not live through it."""
+        late: set[int] = set()
+        for n in wanted:
+            if self.nodes[n].op == "ut_transform" or late & set(self.nodes[n].args):
+                late.add(n)
+        return [*(n for n in wanted if n not in late), *(n for n in wanted if n in late)]
+
+    def _for_loops(self, phase: Phase) -> tuple[list[int], list[int]]:
+        """What of a phase its loops need, and the rest, which can wait: loops begin by waiting for memory."""
+        if not phase.loops:
+            return self._solved_last(phase.before), []
+        wanted: set[int] = set()
+        todo = [n for loop in phase.loops for n in loop.inside]
+        while todo:
+            n = todo.pop()
+            if n not in wanted:
+                wanted.add(n)
+                todo.extend(self.nodes[n].args)
+        return [n for n in phase.before if n in wanted], [n for n in phase.before if n not in wanted]
 
     # -- memory ---------------------------------------------------------------------------------------
     def _load(self, n: int) -> None:
@@ -374,27 +354,26 @@ class KernelPrinter:
         """What every block of a walk has left of a sum, added up in the order of the blocks."""
         count = str(memory.shares)
         self.shared[count] = None
-        row, step = self._row("H", "i_h", memory)
-        place = f"{pointer} + ({row} * {count} + i_share) + {step} * {count}"
+        place = f"{pointer} + ((i_ch * H + i_h) * {count} + i_share) * C + o_t"
         return [
             f"{name} = tl.zeros((C,), dtype=tl.float32)",
             f"for i_share in tl.static_range({count}):",
-            f"    {name} += tl.load({place}, mask=m_t, other=0.0)",
+            f"    {name} += tl.load({place})",
         ]
 
     def _store(self, n: int) -> None:
         node, memory = self.nodes[n], self.memory[n]
         pointer = self.pointer(memory.argument)
         if memory.shares:
-            row, step = self._row("H", "i_h", memory)
-            place = f"{pointer} + ({row} * BLOCKS + i_block) + {step} * BLOCKS"
-            self.out.lines.append(f"tl.store({place}, {self.out.value(n)}, mask=m_t)")
+            place = f"{pointer} + ((i_ch * H + i_h) * BLOCKS + i_block) * C + o_t"
+            self.out.lines.append(f"tl.store({place}, {self._zero_on_padding(n)})")
             return
         at, mask = self._address(node, memory)
         split = self.kernel.split
         if split and split not in node.axes:
             mask = f"{mask} & (i_block == 0)" if mask else "i_block == 0"
-        value = f"{self.out.value(n)}.to({pointer}.dtype.element_ty)"
+        value = self._zero_on_padding(n) if memory.by_chunks else self.out.value(n)
+        value = f"{value}.to({pointer}.dtype.element_ty)"
         if not node.axes:
             line = f"tl.store({pointer}{at}, {value})"
         else:
@@ -403,6 +382,10 @@ class KernelPrinter:
             self.out.lines += ["if SAVE:", f"    {line}"]
         else:
             self.out.lines.append(line)
+
+    def _zero_on_padding(self, n: int) -> str:
+        value = self.out.value(n)
+        return value if n in self.out.zero else f"tl.where(m_t, {value}, 0.0)"
 
     def pointer(self, argument: str) -> str:
         """The kernel's name of one of the launcher's tensors."""
@@ -420,7 +403,7 @@ class KernelPrinter:
             self.ratios[memory.ratio] = None
             heads, head = f"(H // {memory.ratio})", f"i_h // {memory.ratio}"
         axes = node.axes
-        if axes == ("s",):
+        if axes == ("s",) or memory.by_chunks:
             return " + (i_ch * H + i_h) * C + o_t", ""
         if axes == ("t", "s"):
             return " + (i_ch * H + i_h) * (C * C) + o_t[:, None] * C + o_t[None, :]", ""
@@ -486,7 +469,12 @@ class KernelPrinter:
         for axis in ("K", "V") if self.phases is None else ():
             name, length = axis.lower(), self._blocks()[axis].length
             base = "i_block * BLOCK + " if self.kernel.split == axis else ""
-            lines += [f"o_{name} = {base}tl.arange(0, {length})", f"m_{name} = o_{name} < {axis}"]
+            # without a ragged block there is nothing to compare, and the compiler drops the mask
+            whole = f"tl.full(({length},), True, tl.int1) if {axis} % {length} == 0"
+            lines += [
+                f"o_{name} = {base}tl.arange(0, {length})",
+                f"m_{name} = {whole} else o_{name} < {axis}",
+            ]
         return tuple(lines)
 
     def _bounds(self) -> tuple[str, ...]:

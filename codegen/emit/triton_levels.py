@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from linalg_dsl.codegen.emit.kernel_text import KernelText, Memory
 from linalg_dsl.codegen.emit.render import functions_of, render
 from linalg_dsl.codegen.emit.signature import tuple_text
 from linalg_dsl.codegen.emit.trace import Trace
-from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
+from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter
 from linalg_dsl.codegen.schedule import levels
 from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.two_level import Summary, TwoLevel, first_walk, products, two_level

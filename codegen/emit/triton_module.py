@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from linalg_dsl.codegen.emit.kernel_text import KernelText, Memory
 from linalg_dsl.codegen.emit.names import Names, ascii_text
 from linalg_dsl.codegen.emit.render import functions_of, render, template_text
 from linalg_dsl.codegen.emit.signature import (
@@ -26,7 +27,7 @@ from linalg_dsl.codegen.emit.signature import (
 )
 from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
-from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter, KernelText, Memory
+from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter
 from linalg_dsl.codegen.emit.triton_levels import RESERVED, LevelsPrinter, LevelsText
 from linalg_dsl.codegen.launch_sizes import Launches, sizes_of
 from linalg_dsl.codegen.schedule import table
@@ -282,7 +283,7 @@ class _Emitter:
                 summed=_SIZES[summed_axis(plan)],
                 state_dims=", ".join(state_dims),
                 state_shape=", ".join(_SIZES[d] for d in state_dims),
-                solve_precision='"tf32"' if solve_is_bounded(self.rec, spec) else '"tf32x3"',
+                solve_precision='"fp16"' if solve_is_bounded(self.rec, spec) else '"tf32x3"',
                 chunk_size=self.chunk_size or 0,
                 decay=repr(decay),
                 rank=rank,
@@ -327,7 +328,10 @@ class _Emitter:
         by_blocks = {b.node for b in self.plan.buffers if b.shares}
         for n, name in self.buffers.items():
             count = f"P_{name}" if n in by_blocks else None
-            out[n] = Memory(name, saved_only=n in only_saved, float32=n in wide, shares=count)
+            by_chunks = self.plan.plan.nodes[n].axes == ("t",)
+            out[n] = Memory(
+                name, saved_only=n in only_saved, float32=n in wide, shares=count, by_chunks=by_chunks
+            )
         for result, n in self.plan.results:
             if n in out:
                 continue
@@ -391,8 +395,9 @@ class _Emitter:
     def _launch(self, text: KernelText) -> str:
         kernel = text.kernel
         if kernel.family == "prep":
+            more = f", tiles={len(wide)}" if (wide := [t for t in text.loads if t != "ts"]) else ""
             blocks = lone_transform(self.plan.plan.nodes, kernel)
-            more = f", blocks={blocks}" if blocks and self._short() else ""
+            more += f", blocks={blocks}" if blocks and self._short() else ""
             return f"call.prep({text.name}, {kernel not in self.plan.forward}, {self._operands(text)}{more})"
         return self._launch_walk(text, *self._ends(kernel), "")
 
@@ -438,7 +443,7 @@ class _Emitter:
         for b in self.plan.buffers:
             name = self.buffers[b.node]
             if b.shares and f"P_{name}" in text.constants:
-                more += f", P_{name}={name}.shape[-1]"
+                more += f", P_{name}={name}.shape[2]"
         return f"{tensors}{states}, {scalars}{rest}{more}"
 
 

@@ -253,16 +253,16 @@ class Statements:
         wide = len(node.axes) == 2
         match node.op:
             case "pairs_decay":
-                return self.call("pairs_decay", *args, "C", *_read_flags(node)), True
+                return self.call("pairs_decay", *args, "C", "DOT", *_read_flags(node)), True
             case "span_sum":
-                return self.call(
-                    "span_sum", *args, "C", f"EXCLUSIVE={node.attr('read') == 'exclusive'}"
-                ), False
+                exclusive = f"EXCLUSIVE={node.attr('read') == 'exclusive'}"
+                return self.call("span_sum", *args, "C", "DOT", "SUMS", exclusive), False
             case "from_start" | "to_end":
                 after = node.op == "to_end"
                 strict = after or bool(node.attr("exclusive"))
                 if not wide:
-                    return f"tl.exp({self._sums(node, args[0], after=after, strict=strict)})", False
+                    gate = self.call("bounded", args[0], "DOT")
+                    return f"tl.exp({self._sums(node, gate, after=after, strict=strict)})", False
                 gate = self.log2_gate(node.args[0])
                 return f"tl.exp2({self._sums(node, gate, after=after, strict=strict)})", False
             case "total":
@@ -322,7 +322,7 @@ class Statements:
         """Sums over the tokens up to, or from, each one; ``node`` tells the axes."""
         flags = (f"AFTER={after}", f"STRICT={strict}")
         if len(node.axes) < 2:
-            return self.call("row_sums", arg, "C", *flags)
+            return self.call("running_sums", arg, "C", "DOT", *flags)
         return self.token_sums(
             arg, self.call("tokens_within", "C", *flags), self.tile(node.axes) != node.axes
         )
@@ -455,35 +455,42 @@ class Statements:
 
     # -- ops with several results ---------------------------------------------------------------------
     def _ut_transform(self, n: int, node: Node) -> None:
-        """(I - G Sigma)^-1 by masked doubling: X <- X + X (N o mask) X, one level of blocks at a time."""
+        """(I - G Sigma)^-1 by masked doubling: X <- X + X (N o mask) X, one level of blocks at a time.
+
+        The first level, of single tokens, needs no product; N is zero on its diagonal and above.
+        """
         m, r = _int(node, "m"), _int(node, "r")
         scores = [node.args[i * m : (i + 1) * m] for i in range(r)]
         sigma = [node.args[r * m + j * r : r * m + (j + 1) * r] for j in range(m)]
-        self.library.add("meeting_blocks")
+        self.library.add("solve_dot")
+        self.lines.append("o_apart = o_t[:, None] ^ o_t[None, :]")
         system: dict[tuple[int, int], str] = {}
+        self.library |= {"bad_columns", "finite_entries", "spoilt_by"}
+        bad = self.names.unique("b_bad")
         inverse: dict[tuple[int, int], str] = {}
         for i in range(r):
             for k in range(r):
                 terms = [
                     t for j in range(m) if (t := self._scaled_columns(scores[i][j], sigma[j][k])) is not None
                 ]
+                first = "0.0"
                 if terms:
                     system[i, k] = self.names.unique(f"b_n_{i + 1}{k + 1}")
-                    self.lines.append(f"{system[i, k]} = {' + '.join(terms)}")
+                    found = f"bad_columns({system[i, k]}, o_t)"
+                    self.lines += [
+                        f"{system[i, k]} = {' + '.join(terms)}",
+                        f"{bad} = {found if len(system) == 1 else f'tl.maximum({bad}, {found})'}",
+                        f"{system[i, k]} = finite_entries({system[i, k]})",
+                    ]
+                    first = f"tl.where(o_apart == 1, {system[i, k]}, 0.0)"
                 inverse[i, k] = self.names.unique(f"b_ut_{i + 1}{k + 1}")
-                unit = "tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0)"
-                self.lines.append(
-                    f"{inverse[i, k]} = {unit if i == k else 'tl.zeros((C, C), dtype=tl.float32)'}"
-                )
-        self.library |= {"bad_columns", "finite_entries", "spoilt_by"}
-        bad = self.names.unique("b_bad")
-        for count, x in enumerate(system.values()):
-            found = f"bad_columns({x}, o_t)"
-            self.lines += [
-                f"{bad} = {f'tl.maximum({bad}, {found})' if count else found}",
-                f"{x} = finite_entries({x})",
-            ]
-        self.lines += ["for level in range(LEVELS):", "    m_level = meeting_blocks(level, C)"]
+                if i == k:
+                    first = f"tl.where(o_apart == 0, 1.0, {first})"
+                elif not terms:
+                    first = "tl.zeros((C, C), dtype=tl.float32)"
+                self.lines.append(f"{inverse[i, k]} = {first}")
+        # neighbouring blocks of 2^level tokens meet where the numbers of two tokens differ in that bit first
+        self.lines += ["for level in range(1, LEVELS):", "    m_level = (o_apart >> level) == 1"]
         step: dict[tuple[int, int], list[str]] = {}
         for i, k in system:
             masked = self.names.unique(f"b_level_{i + 1}{k + 1}")
@@ -528,7 +535,7 @@ def _number(node: Node) -> str:
 
 
 def _solve_dot(a: str, b: str) -> str:
-    return f"tl.dot({a}, {b}, input_precision=SOLVE)"
+    return f"solve_dot({a}, {b}, SOLVE)"
 
 
 def _read_flags(node: Node) -> tuple[str, str]:

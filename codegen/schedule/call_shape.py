@@ -106,10 +106,10 @@ def boundary_bytes(kernel: Kernel, shape: CallShape) -> int:
     """What the two walks of a boundary term hand over beside buffers: states, and numbers along its axis."""
     if kernel.boundary is None:
         return 0
-    state = shape.H * shape.K * shape.V
+    state = shape.H * shape.K * shape.V * shape.operand_bytes
     if is_exact(kernel, shape):
-        return shape.chunks * state * 4 * kept_states(kernel.boundary)
-    return (shape.chunks // SEGMENT + shape.B) * state * 4 + 2 * shape.count((kernel.boundary.axis,)) * 4
+        return shape.chunks * state * kept_states(kernel.boundary)
+    return (shape.chunks // SEGMENT + shape.B) * state + 2 * shape.count((kernel.boundary.axis,)) * 4
 
 
 def value_names(plan: KernelPlan) -> dict[int, str]:

@@ -34,7 +34,7 @@ class _Cut:
         self.boundaries = boundaries
         self.facts = PlanFacts(plan, boundaries)
         self.nodes = plan.nodes
-        self.decays_along_v = any(n.op == "total" and n.axes == ("V",) for n in plan.nodes)
+        self.decays_along = {axes[0] for n in plan.nodes if n.op == "total" and (axes := n.axes)}
         self.results = plan.outputs
         self.of_products: dict[int, bool] = {}
 
@@ -85,12 +85,12 @@ class _Cut:
     def _dear_scores(self, kernels: list[Kernel]) -> frozenset[int]:
         """Scores of the forward's preps: they cost far more than the [C, C] numbers that they are.
 
-        Of coupled states not what they are weighed by is made of: decays alone are formed again.
+        Decays alone are formed again, of coupled states also what scores are weighed by.
         """
         made = {n for k in kernels if k.family == "prep" for n in k.body if self.nodes[n].axes == ("t", "s")}
-        if len(self.facts.carry["forward"]) == 1:
-            return frozenset(made)
         scores = {n for n in made if self._of_products(n)}
+        if len(self.facts.carry["forward"]) == 1:
+            return frozenset(scores)
         weights = {a for n in scores for a in self.nodes[n].args}
         return frozenset(scores | made & weights)
 
@@ -124,14 +124,14 @@ class _Cut:
     def _element(self, n: int) -> Element:
         """Operands of products go in the compute dtype; gates, factors and partial sums in float32.
 
-        Partial sums are gradients along K, and along V where a decay along V takes its gradient from them.
+        Partial sums are gradients along an axis that has decays, which take their gradient from them.
         """
         node = self.nodes[n]
         if any(stands_alone(self.nodes[u]) for u in self.facts.users[n]):
             return "float32"
         if node.axes == ("t", "s"):
             return "compute"
-        summed = "K" in node.axes or self.decays_along_v
+        summed = bool(self.decays_along & set(node.axes))
         partial = summed and self.facts.depends[n] & (REVERSE | COTANGENT) and not self._operand(n)
         if len(node.axes) == 2 and not partial and not self._feeds_decay(n):
             return "compute"

@@ -223,12 +223,11 @@ def kernel_schedule(
     written = sum(tensor_bytes(plan, n, shape) for n in kernel.stores) + (kept if keeps else 0)
     read = sum(reads.values()) + (0 if keeps else kept)
     if kernel.family == "prep":
-        last = bool(plan.backward) and kernel is plan.backward[-1]
         decay, _ = plan_class(plan.plan)
+        wide = sum(axes != "ts" for axes in tile_kinds(plan.plan.nodes, kernel))
         warps, block = choose_prep(
-            shape.chunk, decay, last, shape.operand_bytes, score_count(plan.plan),
-            is_crowded(plan.plan), state_count(plan.plan),
-            lone_transform(plan.plan.nodes, kernel),
+            shape.chunk, decay, kernel in plan.backward, shape.operand_bytes, score_count(plan.plan),
+            is_crowded(plan.plan), state_count(plan.plan), lone_transform(plan.plan.nodes, kernel), wide,
         )  # fmt: skip
         block, warps = asked.block or block, asked.warps or warps
         reasons = (*_prep_reasons(plan, kernel, shape, warps, block), *_asked_reasons(asked))
@@ -411,7 +410,7 @@ def _boundary_reasons(kernel: Kernel, shape: CallShape) -> tuple[str, ...]:
     if boundary is None:
         return ()
     if is_exact(kernel, shape):
-        kept = 4 * shape.chunks * shape.H * shape.K * shape.V
+        kept = shape.operand_bytes * shape.chunks * shape.H * shape.K * shape.V
         why = (
             "coupled states have more such terms than balances over a chunk"
             if isinstance(boundary, BoundaryProducts)

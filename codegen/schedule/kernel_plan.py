@@ -168,14 +168,14 @@ class KernelPlan:
 
 
 def tile_kinds(nodes: Sequence[Node], kernel: Kernel) -> tuple[str, ...]:
-    """The axes of every tile that a walk loads in its loop, "o" for the axis it owns, "b" for its block.
-
-    Every state of the other walk, which a boundary term takes up in float32, counts as two.
+    """The axes of every tile that a walk loads in its loop, "o" for the axis it owns, "b" for its block; in
+    capitals those of states that it keeps for another.
     """
     wide = (nodes[n].axes for n in kernel.loads if "t" in nodes[n].axes and len(nodes[n].axes) == 2)
     kinds = ["".join(a if a in "ts" else "b" if a == kernel.split else "o" for a in axes) for axes in wide]
-    if kernel.boundary and kernel.direction != kernel.boundary.keeper:
-        kinds += ["ob", "ob"] * kept_states(kernel.boundary)
+    if kernel.boundary:
+        keeps = kernel.direction == kernel.boundary.keeper
+        kinds += ["OB" if keeps else "ob"] * kept_states(kernel.boundary)
     return tuple(sorted(kinds))
 
 

@@ -53,7 +53,7 @@ def moved_in_a_chunk(loads: tuple[str, ...], own: int, block: int, chunk: int) -
     moved = chunk * block
     for axes in loads:
         elements = 1
-        for axis in axes:
+        for axis in axes.lower():
             elements *= sizes[axis]
         moved += elements
     return moved

@@ -4,6 +4,7 @@
   U = T (R + G W), Z = W + Sigma U, so T needs G and Sigma only and can be made before the walk;
   its reversed form X = T^T (dU + Sigma^T dZ), Y = dZ + G^T X shares that T;
 - ``scale_state`` becomes a product with ``total``;
+- two sums over the same axis become one;
 - of coupled states ``weigh`` becomes a product, ``boundary_gate`` one of ``total`` and ``boundary_product``;
 - a solve whose rows decay becomes products (``decayed_solve``);
 - the decay ops of one gate become one op for scores and one for derivatives: they share the walk over block
@@ -91,8 +92,20 @@ class _Lowering:
                 return b.mul(self._total(args[2]), product)
             case "decayed_score" | "decay_apply" | "pair_gate":
                 return self._joint(i, self.joint[i])
+            case "add" if (merged := self._one_sum(*args)) is not None:
+                return merged
             case _:
                 return b.add_node(node.op, args, node.axes, node.label, **dict(node.attrs))
+
+    def _one_sum(self, first: int, second: int) -> int | None:
+        """Two sums over the same axis as one: a walk that splits the axis then has one to hand over."""
+        a, c = (self.b.nodes[n] for n in (first, second))
+        if (a.op, a.attrs, a.axes) != ("sum", c.attrs, c.axes) or c.op != "sum":
+            return None
+        (x,), (y,) = a.args, c.args
+        if self.b.axes(x) != self.b.axes(y):
+            return None
+        return self.b.add_node("sum", (self.b.add(x, y),), a.axes, **dict(a.attrs))
 
     def _total(self, w: int) -> int:
         return self.b.add_node("total", (w,), self.b.axes(w)[1:])

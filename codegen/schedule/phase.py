@@ -253,7 +253,26 @@ class Phase:
                 early = {n for n in later.prep if self._ready(n, available)}
                 later.prep -= early
                 walk.prep |= early
+            self._sum_at_once(walk, available)
             available |= walk.prep | {n for n in walk.made if self.facts.token_value(n)}
+
+    def _sum_at_once(self, walk: _Walk, available: set[int]) -> None:
+        """Sums over the [C, C] values that a prep makes are made there, not from memory in the last one."""
+        tiles = {n for n in walk.prep if self.nodes[n].axes == ("t", "s")}
+        for n in self.needed if tiles else ():
+            if self.nodes[n].op == "span_sum" and self._ready(n, available) and tiles & self._terms(n):
+                walk.prep.add(n)
+
+    def _terms(self, n: int) -> set[int]:
+        """The values of which a sum is made by elementwise ops alone."""
+        found: set[int] = set()
+        todo = list(self.nodes[n].args)
+        while todo:
+            a = todo.pop()
+            found.add(a)
+            if self.facts.elementwise(a):
+                todo.extend(self.nodes[a].args)
+        return found
 
     def _walk_draft(self, walk: _Walk) -> _Draft:
         after = (after for _, after in self.facts.carry[walk.direction])

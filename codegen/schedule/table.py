@@ -1,7 +1,8 @@
 """Block sizes, warps and stages: a small table per class and shape, limited by shared memory.
 
 The functions below are copied into every generated module (it stands alone), so they use builtins
-only. ``loads`` describes the tiles that a walk reads in its loop, as axes such as "tK" or "ts".
+only. ``loads`` describes the tiles that a walk reads in its loop, as axes such as "to" or "ts", and in
+capitals states that it writes there.
 """
 
 from __future__ import annotations
@@ -64,30 +65,51 @@ def choose_walk(
     while block > 16 and lanes * (split // block) < 0.75 * units:
         block //= 2
     while True:
-        sizes = {"t": chunk, "s": chunk, "o": own, "b": block}
-        stage = 0
-        for axes in loads:
-            elements = 1
-            for axis in axes:
-                elements *= sizes[axis]
-            stage += elements * operand_bytes
-        fixed = (states * own * block + 2 * chunk * own) * operand_bytes  # operands made in the loop
         room = shared // 2 if lanes * (split // block) > units else shared
-        stages = 3
-        while stages > 1 and max(1, stages - 1) * stage + fixed > room:
-            stages -= 1
-        if stage + fixed <= shared or block == 16:
-            # of one state 128 x 64 fit four warps; of two there are twice as many operands beside them
-            most = 128 * 64 if states == 1 else 128 * 48
-            return block, 8 if states * own * block > most else 4, stages
+        stages = walk_stages(loads, own, block, chunk, room // operand_bytes)
+        if stages or block == 16:
+            break
+        if walk_stages(loads, own, block, chunk, shared // operand_bytes):
+            stages = 1
+            break
         block //= 2
+    twice = 2 * block  # one program in the place of two, where that leaves shared memory for three stages
+    keeps = any(axes.isupper() for axes in loads)
+    narrow = states == 1 and own <= 128 and operand_bytes == 2
+    if narrow and not keeps and stages < 3 and block == 64 and twice <= split:
+        full = lanes * (split // twice) >= 0.75 * units
+        if full and walk_stages(loads, own, twice, chunk, shared // operand_bytes) == 3:
+            block, stages = twice, 3
+    # of one state 128 x 64 fit four warps; of two there are twice as many operands beside them
+    most = 128 * 64 if states == 1 else 128 * 48
+    return block, 8 if states * own * block > most else 4, max(1, stages)
+
+
+def walk_stages(loads: tuple[str, ...], own: int, block: int, chunk: int, room: int) -> int:
+    """How many stages of a walk's loads fit beside what else it holds, three at most; ``room`` in numbers."""
+    sizes = {"t": chunk, "s": chunk, "o": own, "b": block}
+    stage, late, fixed = 0, 0, chunk * chunk  # the last with the unit matrix
+    for axes in loads:
+        elements = 1
+        for axis in axes.lower():
+            elements *= sizes[axis]
+        if axes.isupper():
+            fixed += elements // 2
+        elif "t" in axes:
+            stage += elements
+        else:
+            late += elements  # no product takes these: one buffer less
+    stages = 3
+    while stages and stages * stage + (stages - 1) * late + fixed > room:
+        stages -= 1
+    return stages
 
 
 def keep_every_state(chunks: int, heads: int, key: int, value: int) -> bool:
     """Whether the backward keeps the state at every chunk start, for a gate gradient without subtraction.
 
-    One GiB in float32 at the most; beyond, the boundary term is formed exactly at every 8th boundary and
-    carried between, which errs by a few roundings of the operands more.
+    2^28 numbers at the most, one GiB in float32; beyond, the boundary term is formed exactly at every 8th
+    boundary and carried between, which errs by a few roundings of the operands more.
     """
     return 4 * chunks * heads * key * value <= 1 << 30
 
@@ -101,12 +123,15 @@ def choose_prep(
     crowded: bool = False,
     states: int = 1,
     blocks: int = 0,
+    tiles: int = 0,
 ) -> tuple[int, int]:
-    """(warps, block of K and V) of a prep; ``gradients``: the last kernel of the backward.
+    """(warps, block of K and V) of a prep; ``gradients``: of the backward.
 
-    One warp for every 16 tokens: a product of C rows gives no more of them work. What forms a transform
-    alone, of ``blocks`` of C rows, has as many times more. Tiles with a decay per channel have channels
-    first. In a forward one warp takes as many as it has registers for, without a barrier; with more than two
+    One warp for every 16 tokens: a product of C rows gives no more of them work. For every 32 where operands
+    are short and no decay is per channel, then in a forward with two wide ``tiles`` at most of all channels
+    at once: many small programs wait for memory side by side. What forms a transform alone, of ``blocks`` of
+    C rows, has as many times more. Tiles with a decay per channel have channels first. In a forward one warp
+    takes as many as it has registers for, without a barrier; with more than two
     ``scores`` summed up at once it is two warps. Gradients take 64 channels and four warps, whose products
     are those of the tensor cores of sm_90; so do long chunks. With operands of 4 bytes blocks are narrow.
     Coupled ``states``, three or more erases, and decays along both axes make many tiles live at once: they
@@ -115,6 +140,8 @@ def choose_prep(
     warps = max(1, chunk // 16)
     if blocks:
         return warps * blocks, 64
+    if operand_bytes == 2 and states == 1 and decay != "channel" and (gradients or tiles <= 2):
+        return max(1, chunk // 32), 64 if gradients else 128
     if states > 1 and gradients:
         return max(warps, 4), 32
     if decay != "channel":

@@ -20,7 +20,7 @@ EXPLANATIONS: dict[str, str] = {
     "E105": """A number, or the result of arithmetic with numbers, is out of bounds: at most 40 digits,
     magnitudes from 1e-60 to 1e60, exponents of powers at most 64, and nothing divided by zero.""",
     "E106": """The text can be read in two ways, so parentheses are needed: `x^y^z`, or two numbers side
-    by side.""",
+    by side. Or a number is transposed: papers write `1ᵀ` for a row of ones, here 1 is the number.""",
     "E107": """The text is longer, nested deeper, or expands to more terms than the limits allow. A
     binding counts once for every place where it is used.""",
     "E108": """A declaration says what a name is with words that are not known here. Kinds are `[K]`,

@@ -202,7 +202,9 @@ class Evaluator:
         try:
             out = ex.power(base.expr, exponent.expr)
         except ShapeError as err:
-            self.refuse("E306", str(err), node.span, "for the transpose write ^T")
+            below = isinstance(exponent.expr, ex.Number) and exponent.expr.value < 0
+            hint = "matrices have no inverses here, in updates or reads: a solve has no chunk form"
+            self.refuse("E306", str(err), node.span, hint if below else "for the transpose write ^T")
             raise _Refused from None
         if exponent.expr == ex.ONE:
             return base
@@ -229,6 +231,10 @@ class Evaluator:
                     out = ex.call(function, given)
         except ShapeError as err:
             hint = None
+            if function not in ("diag", "outer") and any(
+                ex.is_square(a.shape) and 1 not in a.shape for a in args
+            ):
+                hint = "there are no functions of matrices; one of a vector's elements is `diag(f(x))`"
             if any(not a.expr.is_scalar and a.shape[0] == 1 for a in args):
                 hint = "a row is a transposed vector: remove the ᵀ"
             self.refuse("E305", str(err), node.span, hint)

@@ -194,6 +194,10 @@ class TreeReader:
             mark = suffix.children[0]
             span = _cover(node.span, self.tree_span(suffix))
             if getattr(mark, "type", "") == "TRANSPOSE":
+                if isinstance(node, syn.Num):
+                    hint = "there is no vector of ones: for `(a_t 1ᵀ) ⊙ S_{t-1}` write `diag(a_t) S_{t-1}`"
+                    self.refuse("E106", "a number has no transpose", span, hint)
+                    raise Refused
                 if isinstance(node, syn.Transposed) and not raised:
                     node = node.arg
                 else:

@@ -175,13 +175,13 @@ def test_the_launches_in_words_name_kernels_sizes_and_reasons() -> None:
     assert "backward: 5 launches" in text
     assert "V is split: products with S sum over K" in text
     assert "with d_u_1, u_1 at hand its state is a plain linear recurrence" in text
-    assert "exactly at every chunk: all states take 537 MB" in text
+    assert "exactly at every chunk: all states take 268 MB" in text
     longer = "\n".join(schedule_lines(plan, B=8, T=16384, H=16, K=128, V=128))
     assert "exactly at every 8th chunk" in longer
     assert all(k.name in text for k in (*plan.forward, *plan.backward))
-    # 7 [t, s] of 32 columns in bfloat16 (T, and two scores with, without and of their decays),
+    # 5 [t, s] of 32 columns in bfloat16 (T, and two scores with and without their decays),
     # u in bfloat16, 2 [t] and 1 number a chunk in float32, per head
-    saved = 8 * 2048 * 16 * (7 * 32 * 2 + 128 * 2 + 2 * 4 + 4 / 32) / 1e6
+    saved = 8 * 2048 * 16 * (5 * 32 * 2 + 128 * 2 + 2 * 4 + 4 / 32) / 1e6
     assert f"saved for the backward beside its inputs: {saved:,.0f} MB" in text
 
 

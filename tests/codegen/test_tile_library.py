@@ -44,13 +44,14 @@ def elementwise(x, y, FN: tl.constexpr, N: tl.constexpr):
 @triton.jit
 def decays(w, y, C: tl.constexpr, INCLUSIVE: tl.constexpr, EXCLUSIVE: tl.constexpr):
     o = tl.arange(0, C)
-    tl.store(y + o[:, None] * C + o[None, :], pairs_decay(tl.load(w + o), C, INCLUSIVE, EXCLUSIVE))
+    b = pairs_decay(tl.load(w + o), C, tl.float32, INCLUSIVE, EXCLUSIVE)
+    tl.store(y + o[:, None] * C + o[None, :], b)
 
 
 @triton.jit
 def spans(p, y, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
     o = tl.arange(0, C)
-    tl.store(y + o, span_sum(tl.load(p + o[:, None] * C + o[None, :]), C, EXCLUSIVE))
+    tl.store(y + o, span_sum(tl.load(p + o[:, None] * C + o[None, :]), C, tl.float32, "ieee", EXCLUSIVE))
 
 
 @triton.jit

@@ -201,6 +201,18 @@ HINTS = {
     "S_t = S_{t-1} + beta_t**2 k_t v_tᵀ": "write `x^2`",
     "S_t = S_{t-1} + beta_t⁻¹ k_t v_tᵀ": "write `x^(-1)`; there are no inverses of matrices",
     "S_t = S_{t-1} + k_t[0] v_tᵀ": "write k_t, k_{t-1}, or k_{t,1} for a row",
+    "S_t = S_{t-1} + k_t 1ᵀ": "there is no vector of ones: for `(a_t 1ᵀ) ⊙ S_{t-1}` write "
+    "`diag(a_t) S_{t-1}`",
+    "S_t = S_{t-1} + (k_t / ‖k_t‖) v_tᵀ": "write `l2norm(x)` for a normalised vector, `sqrt(xᵀ x)` for a "
+    "norm",
+    "S_t = S_{t-1} + <k_t, q_t> k_t v_tᵀ": "write `xᵀ y` or `dot(x, y)` for an inner product",
+    "S_t = S_{t-1} + ∑ k_t v_tᵀ": "over the rows of two [n, D] inputs the sum is their product, `k_tᵀ v_t`",
+    "S_t = (I + k_t k_tᵀ)^{-1} S_{t-1}": "matrices have no inverses here, in updates or reads: a solve has "
+    "no chunk form",
+    "S_t = exp(k_t k_tᵀ) S_{t-1}": "there are no functions of matrices; one of a vector's elements is "
+    "`diag(f(x))`",
+    "S_t = S_{t-1} + k_tᵀ v_t": "vectors are columns, and the transpose of an outer product stands on its "
+    "right: `x yᵀ`",
     "S_t == S_{t-1}": "write `x_t = ...`",
     "S_t += k_t v_tᵀ": "write `S_t = ...` in full",
     "input x : K": "did you mean `[K]`? kinds are [K], [V], [n, K], [n], scalar, log gate, gate",

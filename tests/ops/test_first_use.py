@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 import linalg_dsl as ld
 from linalg_dsl.codegen.cache import private_copy
+from linalg_dsl.ops import first_use
 from linalg_dsl.ops.bench import Shape, inputs_of
 from linalg_dsl.ops.first_use import MOST_SPILLS, alternatives, say_once, settle
 from linalg_dsl.ops.launched import Launched, Module, Use
@@ -155,3 +157,37 @@ def test_kernels_are_compiled_side_by_side_and_each_failure_is_its_own(tmp_path:
     assert done.returncode == 0, done.stderr[-2000:]
     # the second line: the launch to come finds the kernel without compiling it
     assert done.stdout.splitlines() == ["True True CompilationError", "1"]
+
+
+def test_a_call_is_settled_and_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, tensors = module_and_inputs("gla")
+    done: list[str] = []
+
+    class Check:
+        spec = ld.ops.gla.spec
+
+        def __call__(self, *given: object) -> None:
+            done.append("checked")
+
+        def launch_of(self, *given: object) -> int:
+            return 1
+
+        def is_due(self, *given: object) -> bool:
+            return False
+
+    def settled(module: object, tensors: object, offsets: object, uses: list[Use], how: object) -> list[str]:
+        done.append(f"settled {uses[0].save}")
+        return []
+
+    monkeypatch.setattr(first_use, "compiles", lambda device: True)
+    monkeypatch.setattr(first_use, "settle", settled)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    use = first_use.FirstUse(Check())  # type: ignore[arg-type]
+    for save in (True, True, False, True):
+        use(module, tensors, None, Use(save=save))
+    assert done == ["settled True", "checked", "settled False", "checked"]
+    monkeypatch.setattr(first_use, "compiles", lambda device: False)
+    other = first_use.FirstUse(Check())  # type: ignore[arg-type]
+    for _ in range(2):
+        other(module, tensors, None, Use())
+    assert done[4:] == ["checked", "checked"]  # where nothing can be compiled nothing is taken for settled

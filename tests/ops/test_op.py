@@ -328,6 +328,7 @@ def test_forward_mode_derivatives_are_refused_not_lost() -> None:
         {"schedule": "materialised"},
         {"state_layout": "kvk"},
         {"tune": True, "backend": "torch"},
+        {"tune": True, "invariant": True},
     ],
 )
 def test_unknown_options_are_refused(options: dict[str, object]) -> None:

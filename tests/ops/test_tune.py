@@ -301,6 +301,10 @@ def test_an_op_that_is_tuned_runs_as_it_is_where_there_is_no_gpu() -> None:
 
 def test_the_worker_takes_gpus_only() -> None:
     job = Job(linear(), SHAPE, (1, 1, 1), (torch.float32,) * 3, "cpu", "training", 1.0)
+    with pytest.raises(
+        RuntimeError, match=r"(?s)linear_attention: tuning failed: .*tuning needs a GPU, got cpu"
+    ):
+        tune_apart(job, quiet)  # in a process of its own
     with pytest.raises(ld.ArgumentError, match="tuning needs a GPU, got cpu"):
         tune_worker.main([job])
     assert [x.shape for x in job.tensors()] == [(1, 20, 1, 16)] * 3

@@ -1,0 +1,103 @@
+"""What the text of kernels owes to the hardware: loads that run ahead, few sums to hand over, short lives."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from kernel_cases import TEXTS
+
+import linalg_dsl as ld
+from linalg_dsl.codegen.emit.kernel_lines import through_products
+from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.table import choose_walk
+
+SHARED = 232448
+
+
+def plan_of(name: str) -> KernelPlan:
+    return ld.compile(TEXTS[name]).plan.kernels
+
+
+def kernel_of(plan: KernelPlan, name: str) -> Kernel:
+    (found,) = (k for k in (*plan.forward, *plan.backward) if k.name == name)
+    return found
+
+
+def kernel_text(name: str, kernel: str) -> str:
+    text = ld.compile(TEXTS[name]).source(backend="triton")
+    found = re.search(rf"^def {name}_{kernel}\(.*?(?=^@triton|^def launch)", text, re.M | re.S)
+    assert found is not None
+    return found.group()
+
+
+def test_only_tiles_that_no_product_takes_come_by_one() -> None:
+    lines = ["b_y = tl.dot(b_k.to(DOT), b_s)", "b_x = b_k.to(tl.float32) + b_v.to(tl.float32)"]
+    rows = through_products(lines, ["b_k", "b_v"], [])
+    assert rows == [lines[0], "b_x = b_k.to(tl.float32) + widened(b_v, b_one, DOT, ROWS=True)"]
+    assert "widened(b_v, b_one, DOT, ROWS=False)" in through_products(lines, [], ["b_v"])[1]
+
+
+@pytest.mark.parametrize(("name", "tile"), [("gated_delta_rule", "b_v"), ("delta_rule", "b_v")])
+def test_the_forward_walk_takes_values_ahead(name: str, tile: str) -> None:
+    text = kernel_text(name, "fwd_walk")
+    assert f"widened({tile}, b_one, DOT, ROWS=False)" in text
+    assert f"{tile}.to(tl.float32)" not in text
+    before, loop = text.split("for i_step in", 1)
+    assert "b_one = " in before
+    assert "widened(b_k" not in loop  # a product takes the keys
+
+
+def test_numbers_of_tokens_are_read_without_strides() -> None:
+    text = kernel_text("gated_delta_rule", "fwd_walk")
+    assert "b_since_start = tl.load(p_since_start + (i_ch * H + i_h) * C + o_t)" in text
+    stored = kernel_text("gated_delta_rule", "fwd_prep")
+    assert "(i_ch * H + i_h) * C + o_t, tl.where(m_t, b_since_start, 0.0)" in stored
+
+
+def test_a_walk_hands_over_one_sum_where_two_are_added() -> None:
+    plan = plan_of("gated_delta_rule")
+    walk = kernel_of(plan, "bwd_forward_k")
+    assert sum(plan.plan.nodes[n].op == "sum" for n in walk.stores) == 1
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "simple_gla", "comba"])
+def test_sums_over_scores_are_made_where_their_gradients_are(name: str) -> None:
+    plan = plan_of(name)
+    last = kernel_of(plan, "bwd_gradients")
+    assert all(plan.plan.nodes[n].axes != ("t", "s") for n in last.loads)
+    prep = kernel_of(plan, "bwd_prep")
+    assert any(plan.plan.nodes[n].op == "span_sum" for n in prep.stores)
+
+
+def test_decays_of_pairs_are_not_saved() -> None:
+    plan = plan_of("gated_delta_rule")
+    assert all(plan.plan.nodes[b.node].op != "pairs_decay" for b in plan.buffers)
+
+
+def test_scores_are_stored_before_the_triangular_system_is_solved() -> None:
+    text = kernel_text("gated_delta_rule", "fwd_prep")
+    assert text.index("tl.store(p_g_q11") < text.index("for level in range(1, LEVELS)")
+    assert text.index("for i_k in range(K_BLOCKS)") < text.index("b_since_start = ")
+
+
+def test_states_kept_for_another_walk_are_as_short_as_operands() -> None:
+    assert "b_s.to(p_marks_2.dtype.element_ty)" in kernel_text("gated_delta_rule", "bwd_forward_k")
+    plan = plan_of("gated_delta_rule")
+    kept = [
+        tile_kinds(plan.plan.nodes, kernel_of(plan, f"bwd_{walk}")) for walk in ("forward_k", "reverse_k")
+    ]
+    assert ("OB" in kept[0], "ob" in kept[0]) == (True, False)
+    assert ("OB" in kept[1], "ob" in kept[1]) == (False, True)
+
+
+def test_stages_count_the_buffers_of_every_tile() -> None:
+    """Three buffers of each tile fit beside one kept state, not beside two programs' worth of wide ones."""
+    loads = ("tb", "tb", "to", "to", "ts")
+    assert choose_walk(loads, 128, 128, 64, 2, SHARED, 128, 132) == (128, 8, 3)
+    assert choose_walk(("OB", *loads), 128, 128, 64, 2, SHARED, 128, 132)[2] == 2
+    for kinds in (loads, ("OB", *loads), ("ob", *loads)):
+        block, _, stages = choose_walk(kinds, 128, 128, 64, 2, SHARED, 128, 132)
+        sizes = {"t": 64, "s": 64, "o": 128, "b": block}
+        tiles = [sizes[a[0]] * sizes[a[1]] for a in kinds if "t" in a]
+        assert 2 * stages * sum(tiles) <= SHARED
