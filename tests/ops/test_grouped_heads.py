@@ -107,10 +107,10 @@ def test_a_stage_runs_with_no_more_heads_than_its_inputs_have() -> None:
     # states that go in have heads of their own, which the inputs of a stage go on to share
     initial = [torch.randn(1, 4, *x.shape[2:]) for x in states]
     given = bind(op.spec, (), {**tensors, **consts}, initial, None)
-    o, states = op.run_stages(runs, given, None, True)
+    o, ends = op.run_stages(runs, given, None, True)
     assert seen[4] == seen[0]
     wanted, last = op.reference(**tensors, **consts, initial_state=initial, output_final_state=True)
-    for x, y in zip((o, *states), (wanted, *last), strict=True):
+    for x, y in zip((o, *ends), (wanted, *last), strict=True):
         assert x is not None
         assert torch.allclose(x, y.to(x.dtype), atol=1e-5)
 
