@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 TYPED := build/typecheck
 MYPY := $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath pyproject.toml)
 
-.PHONY: demo test lint format test-gpu compile-all fuzz clean
+.PHONY: demo test lint format test-gpu compile-all fuzz digits clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -27,6 +27,10 @@ MINUTES ?= 60
 SEED ?=
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m linalg_dsl.testing.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# the table of docs/precision.md: every entry of the catalogue at every nasty end, a quarter of an hour of one core
+digits: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m linalg_dsl.testing.digits --jobs $(JOBS)
 
 test-gpu: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m gpu -n $(JOBS)

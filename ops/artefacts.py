@@ -12,6 +12,7 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.decode_form import DecodeForm
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.precision import Precision, precision
 from linalg_dsl.planner.stages import Shift, Stage, Stages
 from linalg_dsl.planner.step_form import StepForm
 
@@ -31,6 +32,11 @@ class Artefacts:
         if isinstance(self.form, StepForm):
             raise ArgumentError(f"{self.spec.name} has no chunk form: {'; '.join(self.form.reasons)}")
         return self.form
+
+    @property
+    def precision(self) -> Precision:
+        """How the chunk plan is carried out so that its digits last. Raises as ``canonical`` does."""
+        return precision(self.canonical)
 
 
 @dataclass(frozen=True, slots=True)

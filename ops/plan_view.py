@@ -14,6 +14,7 @@ from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.ops.artefacts import Artefacts
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.precision import Precision
 from linalg_dsl.planner.stages import Stage, Stages
 from linalg_dsl.planner.step_form import StepForm
 
@@ -44,6 +45,11 @@ class StagePlan:
     @property
     def canonical(self) -> CanonicalRecurrence:
         return self.artefacts.canonical
+
+    @property
+    def precision(self) -> Precision:
+        """How it is carried out so that its digits last. ``ArgumentError`` where there is no chunk form."""
+        return self.artefacts.precision
 
     @property
     def forward(self) -> ChunkPlan:
@@ -93,6 +99,7 @@ class StagePlan:
                 kernels, B=B, T=T, H=H, K=key, V=value, dtype=dtype, target=target,
                 chunk_size=self.chunk_size, invariant=self.invariant, schedule=self.schedule,
                 super_chunk=self.super_chunk, launch=self.launch,
+                tokens=self._most_tokens(key, value, dtype),
             )  # fmt: skip
         return explain(
             self.canonical,
@@ -106,6 +113,13 @@ class StagePlan:
             chunk_size=chunk,
             schedule=schedule,
         )
+
+    def _most_tokens(self, key: int, value: int, dtype: str) -> int | None:
+        """The most tokens of a chunk that precision allows; None for any number."""
+        channels = {"K": key, "V": value}[self.precision.axis]
+        if self.chunk_size is not None or dtype != "float32" or channels > len(self.precision.shortest):
+            return None
+        return self.precision.shortest[channels - 1]
 
     def work(self, K: int, V: int, element_bytes: int = 2, chunk: int | None = None) -> Work:
         """FLOPs and bytes per token and head; by default in the chunks that run."""
@@ -175,6 +189,11 @@ class Plan:
     @property
     def canonical(self) -> CanonicalRecurrence:
         return self._whole.canonical
+
+    @property
+    def precision(self) -> Precision:
+        """How it is carried out so that its digits last; of several stages ask each of ``stages``."""
+        return self._whole.precision
 
     @property
     def forward(self) -> ChunkPlan:

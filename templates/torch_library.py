@@ -2,8 +2,9 @@
 
 A module's ``LAYOUT`` says what the loops ask: ``timed`` (per tensor), ``states`` (the axes of each),
 ``starts``, ``output`` (axes), ``sizes`` (axis: which tensor has it, and where), ``like`` (the tensor whose
-dtype the output has), ``wide`` (it has the states' instead), ``chunk`` (tokens) and ``gradients`` (which
-tensors have one). An exported file holds those functions that it uses.
+dtype the output has), ``wide`` (it has the states' instead), ``chunk`` (tokens), ``shortest`` (an axis, and
+for 1, 2, ... channels of it the most tokens of a chunk) and ``gradients`` (which tensors have one). An
+exported file holds those functions that it uses.
 """
 
 # ruff: noqa: B905, RUF007 (whole sequences of one module: their lengths are known to agree)
@@ -22,11 +23,9 @@ def run_chunks(forward_chunk, layout, call, dry):
     tensors, initial_states, consts, cu_seqlens, output_final_state, save = call
     work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout, initial_states)
     count, lanes = lanes_of(cu_seqlens, batch)
-    o, axes, turned = (
-        output_of(tensors, layout, initial_states),
-        layout["states"],
-        layout["states"][0] == ("V", "K"),
-    )
+    layout = fitted(layout, size)
+    o, turned = output_of(tensors, layout, initial_states), layout["states"][0] == ("V", "K")
+    axes = layout["states"]
     states = tuple(o.new_zeros((count, heads, *size(dims)), dtype=work) for dims in axes)
     shape = (marks_of(cu_seqlens, length, count, layout), lanes, heads, *size(("K", "V")))
     starts = [o.new_zeros(shape, dtype=work) for _ in axes if save]
@@ -58,6 +57,7 @@ def reverse_chunks(forward_chunk, backward_chunk, layout, call, d_o, d_finals, d
     tensors, initial_states, consts, cu_seqlens, residuals = call
     work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout, initial_states)
     count, _ = lanes_of(cu_seqlens, batch)
+    layout = fitted(layout, size)
     (grads, totals), turned = gradients_of(tensors, layout), layout["states"][0] == ("V", "K")
     d_states = [d_o.new_zeros((count, heads, *size(dims)), dtype=work) for dims in layout["states"]]
     if not dry:
@@ -214,6 +214,13 @@ def lanes_of(cu_seqlens, batch):
 def marks_of(cu_seqlens, length, count, layout):
     """How many chunks there may be: never one, which torch.compile would specialise on."""
     return length // layout["chunk"] + (1 if cu_seqlens is None else count) + 1
+
+
+def fitted(layout, size):
+    """The layout with chunks as short as few channels along the erased axis need them."""
+    axis, most = layout["shortest"]
+    channels = size((axis,))[0] if most else 1
+    return layout if channels > len(most) else {**layout, "chunk": min(layout["chunk"], most[channels - 1])}
 
 
 def chunks_of(first, last, layout):
@@ -374,13 +381,20 @@ def pair_gate(A, x, y, w, read):
 
 
 def substitute(system, right):
-    """U of U = right + system U by forward substitution; the system is strictly lower triangular."""
-    return torch.linalg.solve_triangular(-system, right, upper=False, unitriangular=True)
+    """U of U = right + system U by forward substitution; the system is strictly lower triangular.
+
+    On a CPU its sums are in float64: where keys are alike, as many terms as there are tokens may cancel.
+    """
+    kind = torch.float64 if right.device.type == "cpu" else right.dtype
+    found = torch.linalg.solve_triangular(-system.to(kind), right.to(kind), upper=False, unitriangular=True)
+    return found.to(right.dtype)
 
 
 def substitute_reversed(system, right):
     """X of X = right + system^T X, from the last token to the first."""
-    return torch.linalg.solve_triangular(-system.mT, right, upper=True, unitriangular=True)
+    kind = torch.float64 if right.device.type == "cpu" else right.dtype
+    found = torch.linalg.solve_triangular(-system.mT.to(kind), right.to(kind), upper=True, unitriangular=True)
+    return found.to(right.dtype)
 
 
 def inverse(system):

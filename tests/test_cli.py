@@ -163,7 +163,7 @@ def test_check_compares_several_cases(run: Cli, good: str) -> None:
 
 
 KEYS = ["name", "class", "verdict", "line", "rewrites", "form", "forward", "backward", "order", "missed",
-        "proof", "costs", "stability", "schedule"]  # fmt: skip
+        "proof", "costs", "stability", "precision", "schedule"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

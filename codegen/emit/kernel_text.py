@@ -68,6 +68,7 @@ class WalkText:
     state_mask: str
     before_loop: tuple[str, ...]
     chunk_index: str
+    step: str
     body: tuple[str, ...]
 
 
@@ -82,4 +83,5 @@ class PrepText:
     bounds: tuple[str, ...]
     constants: tuple[str, ...]
     offsets: tuple[str, ...]
+    step: str
     body: tuple[str, ...]

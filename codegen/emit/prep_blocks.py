@@ -91,6 +91,45 @@ def in_loop(nodes: Sequence[Node], n: int, axis: Axis) -> bool:
     return axis in nodes[n].axes or axis in summed_axes(nodes, n)
 
 
+def joint_last(nodes: Sequence[Node], inside: Sequence[int]) -> tuple[int, ...]:
+    """The values of a loop, those made of derivatives of scores last: fewer then wait in registers."""
+    of = dependents(nodes, inside, [n for n in inside if nodes[n].op in _ONCE])
+    return (*(n for n in inside if n not in of), *(n for n in inside if n in of))
+
+
+def dependents(nodes: Sequence[Node], inside: Sequence[int], roots: Sequence[int]) -> set[int]:
+    """The roots and what is made of them."""
+    found = set(roots)
+    for n in sorted(inside):
+        if found & set(nodes[n].args):
+            found.add(n)
+    return found
+
+
+def taken_in(nodes: Sequence[Node], kernel: Kernel, joint: int) -> dict[int, tuple[tuple[int, ...], int]]:
+    """Of every pick of a joint op (the other terms of the sum that it is part of, the node of that sum).
+
+    A joint op sums up over levels, and so can begin with terms that are at hand before.
+    """
+    of = dependents(nodes, kernel.body, [joint])
+    found = {}
+    for pick in (n for n in kernel.body if nodes[n].op == "pick" and nodes[n].args == (joint,)):
+        terms: list[int] = []
+        last = pick
+        while last not in kernel.stores:
+            users = [n for n in kernel.body if last in nodes[n].args]
+            if len(users) != 1 or nodes[users[0]].op != "add":
+                break
+            (other,) = [a for a in nodes[users[0]].args if a != last] or (last,)
+            nothing = nodes[other].op == "number" and nodes[other].attr("value") == 0
+            if other in of or not (nothing or nodes[other].axes == nodes[pick].axes):
+                break
+            terms += [] if nothing else [other]
+            last = users[0]
+        found[pick] = tuple(terms), last
+    return found
+
+
 def _cone(nodes: Sequence[Node], sinks: Sequence[int], body: set[int], axis: Axis) -> set[int]:
     """The sinks and the values along ``axis`` that they are made of."""
     out: set[int] = set()

@@ -66,7 +66,8 @@ class TorchText:
 
     ``inputs``: their names in the functions; ``gradients``: which have one; ``numbers``: fixed consts;
     ``used``: the functions of the library that the statements call; ``shared``: the function that forward and
-    backward call, if there is one.
+    backward call, if there is one; ``shortest``: of ``planner.precision``, empty where the caller says how
+    long chunks are.
     """
 
     spec: RecurrenceSpec
@@ -84,6 +85,7 @@ class TorchText:
     forward: PrintedFunction
     backward: PrintedFunction
     shared: PrintedFunction | None = None
+    shortest: tuple[str, tuple[int, ...]] = ("K", ())
 
     def text(self) -> str:
         spec, forward, backward = self.spec, self.forward, self.backward
@@ -132,12 +134,14 @@ class TorchText:
             "like": str(output_like(spec)),
             "wide": repr(self.wide),
             "chunk": str(self.chunk),
+            "shortest": repr(self.shortest).replace("'", '"'),
             "gradients": _flags(self.gradients),
             "resets": _flags([i.kind == "log_gate" for i in spec.inputs]),
         }
         if self.unit == "chunk":
             del found["starts"]  # a state is handed in where it does not start at 0
         else:
+            del found["shortest"]  # nothing is taken from the state before a chunk
             del found["resets"]  # no product of matrices mixes tokens
         lines = [""]
         for entry in (f'"{key}": {value},' for key, value in found.items()):

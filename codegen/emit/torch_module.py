@@ -17,6 +17,7 @@ from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.precision import precision
 
 CHUNK = 64
 CHANNEL_CHUNK = 64
@@ -52,6 +53,7 @@ def emit_torch(
         )
     if trace is not None:
         trace |= found.trace
+    digits = precision(canonical)
     return TorchText(
         spec,
         unit="chunk",
@@ -69,6 +71,7 @@ def emit_torch(
         forward=found.forward,
         backward=found.backward,
         shared=found.shared,
+        shortest=(digits.axis, digits.shortest if chunk_size is None else ()),
     ).text()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from linalg_dsl.codegen.emit.kernel_lines import UNIT, through_products, turned_axes, uses, without_unused
 from linalg_dsl.codegen.emit.kernel_text import KernelText, Memory, PrepText, StateText, WalkText
 from linalg_dsl.codegen.emit.names import Names
-from linalg_dsl.codegen.emit.prep_blocks import Phase, phases, summed_axes
+from linalg_dsl.codegen.emit.prep_blocks import Phase, joint_last, phases, summed_axes, taken_in
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.trace import Values, values_of
 from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, ProductsText, boundary_suffix
@@ -22,9 +22,9 @@ from linalg_dsl.planner.plan import Node
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT",
-    "PRECISION", "SOLVE", "SUMS", "STEEP", "SAVE", "EXACT", "STAGES", "HAS_FIRST", "WANT_LAST", "p_first",
-    "p_last",
-    "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_first",
+    "PRECISION", "SOLVE", "SUMS", "STEEP", "SAVE", "EXACT", "STAGES", "STEP", "HAS_FIRST", "WANT_LAST",
+    "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch",
+    "i_step", "i_first",
     "o_r", "i_pairs", "o_pairs", "b_system", "b_transform", "b_half_step", "b_meeting",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
@@ -43,6 +43,7 @@ class KernelPrinter:
 
     ``state_dims``: the order in which the caller's states have their axes. ``in_one_tile``: chunks are short
     enough for the transform of many erases to be one tile. ``start``: the state of a walk that is given none.
+    ``stepped``: a chunk may have fewer tokens, STEP, than its tiles have rows.
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class KernelPrinter:
         in_one_tile: bool = True,
         start: Start = "zeros",
         nan_exact: bool = False,
+        stepped: bool = False,
     ) -> None:
         self.state_dims = state_dims
         self.start = start
+        self.step = "STEP" if stepped else "C"
         self.plan = plan
         self.nodes = plan.plan.nodes
         self.kernel = kernel
@@ -92,7 +95,7 @@ class KernelPrinter:
             text = render(
                 "prep.py.jinja",
                 PrepText(self.name, self._doc(), tuple(self.pointers), tuple(self.scalars), self._bounds(),
-                      self._constants(), self._offsets(), tuple(body)),
+                      self._constants(), self._offsets(), self.step, tuple(body)),
             )  # fmt: skip
         return KernelText(
             self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars.values()),
@@ -110,7 +113,7 @@ class KernelPrinter:
         """The lines of a prep, those of row numbers where the tokens are known."""
         if self.blocks > 1:
             tile = TransformText(
-                self.out, self.kernel, lambda n: self.pointer(self.memory[n].argument), self._load
+                self.out, self.kernel, self.step, lambda n: self.pointer(self.memory[n].argument), self._load
             )
             lines = tile.lines()
             return [*lines[:3], *self._row_lines(), *lines[3:]]
@@ -157,6 +160,7 @@ class KernelPrinter:
                 state_mask=self.out.mask(("K", "V")),
                 before_loop=tuple(self.before),
                 chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",
+                step=self.step,
                 body=tuple(lines),
             ),
         )
@@ -259,7 +263,7 @@ class KernelPrinter:
             small(first)
             lines += out.lines
             for loop in phase.loops:
-                axis, inside = loop.axis, loop.inside
+                axis, inside = loop.axis, joint_last(nodes, loop.inside)
                 out.lines = []
                 for n in inside:  # operands without this axis are loaded once, before the loop
                     for a in nodes[n].args:
@@ -272,6 +276,8 @@ class KernelPrinter:
                 out.in_loop = True
                 for n in inside:
                     form(n, inner)
+                    if nodes[n].op == "decay_adjoints":
+                        out.taken_in |= taken_in(nodes, self.kernel, n)
                     if axis in summed_axes(nodes, n):
                         out.accumulate(n)
                     else:
@@ -489,6 +495,7 @@ class KernelPrinter:
         if self.kernel.family == "walk":
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
         optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "STEEP", "SAVE") if uses(used, c)]
+        optional += ["STEP"] if self.step == "STEP" else []
         optional += ["EXACT"] if isinstance(self.kernel.boundary, Boundary) else []
         return (*shape, *optional, *self.ratios, *self.shared)
 

@@ -62,7 +62,7 @@ class LevelsPrinter:
     """Prints what ``plan`` needs for two levels; ``launch`` prints the launch of a walk.
 
     ``launch`` takes the kernel's text, the state that it starts from, where it leaves the last one, and
-    further arguments of ``Call.walk``.
+    further arguments of ``Call.walk``; ``stepped`` as for ``KernelPrinter``.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class LevelsPrinter:
         state_dims: Axes,
         in_one_tile: bool,
         launch: Callable[[KernelText, str, str, str], str],
+        stepped: bool,
     ) -> None:
         self.two: TwoLevel = two_level(plan)
         self.base = plan.plan
@@ -81,7 +82,7 @@ class LevelsPrinter:
         self.launch = launch
         self.printed = {
             s.kernel.name: KernelPrinter(
-                self.two.plan, s.kernel, memory, title, state_dims, in_one_tile, s.start
+                self.two.plan, s.kernel, memory, title, state_dims, in_one_tile, s.start, stepped
             ).run()
             for s in self.two.summaries
         }

@@ -41,7 +41,7 @@ from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
-from linalg_dsl.planner.stability import solve_is_bounded
+from linalg_dsl.planner.precision import precision
 
 _SIZES = {"K": "self.key", "V": "self.value"}
 
@@ -88,6 +88,9 @@ class TritonModule:
     state_dims: str
     state_shape: str
     solve_precision: str
+    shortest: str
+    erased: str
+    step: str
     chunk_size: int
     decay: str
     rank: int
@@ -171,6 +174,8 @@ class _Emitter:
         self.plan = plan
         self.values: Trace = {}
         self.chunk_size = chunk_size
+        self.digits = precision(canonical)
+        self.stepped = chunk_size is None and bool(self.digits.shortest)
         self.invariant = invariant
         self.wide = wide
         self.handed = handed
@@ -210,6 +215,7 @@ class _Emitter:
                 self.title,
                 state_dims,
                 self._short(),
+                stepped=self.stepped,
                 nan_exact=self.nan_exact and k in plan.forward,
             ).run()
             for k in (*plan.forward, *plan.backward)
@@ -217,7 +223,9 @@ class _Emitter:
         self.values = {text.name: text.values for text in printed.values()}
         levels = None
         if self.has_levels:
-            levels = LevelsPrinter(plan, memory, self.title, state_dims, self._short(), self._launch_walk)
+            levels = LevelsPrinter(
+                plan, memory, self.title, state_dims, self._short(), self._launch_walk, self.stepped
+            )
             self.values |= levels.trace
         token = next(i for i, decl in enumerate(spec.inputs) if decl.timed)
         key, value = axis_source(spec, "K"), axis_source(spec, "V")
@@ -283,7 +291,10 @@ class _Emitter:
                 summed=_SIZES[summed_axis(plan)],
                 state_dims=", ".join(state_dims),
                 state_shape=", ".join(_SIZES[d] for d in state_dims),
-                solve_precision='"fp16"' if solve_is_bounded(self.rec, spec) else '"tf32x3"',
+                solve_precision=f'"{self.digits.transform}"',
+                shortest=repr(self.digits.shortest) if self.stepped else "",
+                erased=_SIZES[self.digits.axis],
+                step="self.step" if self.stepped else "self.chunk",
                 chunk_size=self.chunk_size or 0,
                 decay=repr(decay),
                 rank=rank,

@@ -62,6 +62,12 @@ class JointScores:
             int(str(pick.attr("index"))) for pick in out.nodes if pick.op == "pick" and pick.args == (n,)
         }
         """The results that somebody picks."""
+        self.begins: dict[int, list[str]] = {
+            int(str(out.nodes[pick].attr("index"))): [out.value(a) for a in terms]
+            for pick, (terms, _) in out.taken_in.items()
+            if out.nodes[pick].args == (n,)
+        }
+        """What a result begins with."""
         self.same = {
             int(p.split("-")[0]): int(p.split("-")[1]) for p in str(attrs.get("same", "")).split(",") if p
         }
@@ -72,16 +78,17 @@ class JointScores:
 
     def statements(self) -> list[str]:
         self.gate = self.out.log2_gate(self.w)
-        lines: list[str] = []
         self.rows = list(self.x)
+        self.lift: list[str] = []
+        """Statements that make the rows of levels."""
         if any(self.lifted):
             self.own = self._name("own_decay")
-            lines.append(f"{self.own} = tl.exp2({self.gate})")
+            self.lift.append(f"{self.own} = tl.exp2({self.gate})")
             for i, x in enumerate(self.x):
                 if self.lifted[i]:
                     self.rows[i] = self._name("lifted", i)
-                    lines.append(f"{self.rows[i]} = {x} * {self.own}")
-        return lines + (self._adjoints() if self.adjoint else self._scores())
+                    self.lift.append(f"{self.rows[i]} = {x} * {self.own}")
+        return self._adjoints() if self.adjoint else self._scores()
 
     # -- forward --------------------------------------------------------------------------------------
     def _scores(self) -> list[str]:
@@ -94,14 +101,14 @@ class JointScores:
         rows, cols = self.ids
         of_row = {i: source_of_row(self.tiles, rows, cols, i) for i, _ in self.pairs}
         of_col = {j: source_of_column(self.tiles, rows, cols, j) for _, j in self.pairs}
-        lines, row_factor, col_factor, steep = self._from_start()
+        lines, row_factors, col_factor, steep = self._from_start()
         m_steep = self._name("steep_rows")
         near = {i: self._name("near_row", i) for i in of_row}
         far = {j: self._name("near_col", j) for j in of_col}
-        lines += [f"{name} = ({self.rows[i]} * {row_factor}).to(DOT)" for i, name in near.items()]
+        lines += [f"{name} = ({self.x[i]} * {row_factors[i]}).to(DOT)" for i, name in near.items()]
         lines += [f"{name} = ({self.y[j]} * {col_factor}).to(DOT)" for j, name in far.items()]
         earlier = f"tl.where(o_t[None, :] <= o_t[:, None], {steep}[None, :], 0)"
-        instead = [f"{m_steep} = (tl.sum({earlier}, 1) > 0)[:, None]"]
+        instead = [*self.lift, f"{m_steep} = (tl.sum({earlier}, 1) > 0)[:, None]"]
         behind: list[str] = []
         parts: list[str] = []
         for number, (i, j) in enumerate(self.pairs):
@@ -130,29 +137,30 @@ class JointScores:
         for (i, j), part in zip(self.pairs, parts, strict=True):
             product = self._outer(scaled[of_row[i]], scaled[of_col[j]])
             body.append(f"{part} = tl.where(m_outside, {product}, {part})")
-        instead += self._levels(body, "0")
+        instead += self._levels(body)
         return [*lines, f"if tl.max({steep}, 0) > 0:", *(f"    {line}" for line in instead), *behind]
 
     def _sign(self, row: int) -> str:
         return ">=" if self.reads[row] == "inclusive" else ">"
 
-    def _from_start(self) -> tuple[list[str], str, str, str]:
-        """Statements of the factors of rows and columns with the start of the chunk as the anchor, and of
-        the tokens ([C], 1 or 0) up to which some channel has decayed, or grown, by more than 2^STEEP."""
-        rows, cols = self._name("from_start"), self._name("from_start_with_own")
+    def _from_start(self) -> tuple[list[str], list[str], str, str]:
+        """Statements of the factors of every row and of columns with the start of the chunk as the anchor,
+        and of the tokens ([C], 1 or 0) up to which some channel has decayed, or grown, by over 2^STEEP."""
+        sums = {kind: self._name("from_start") for kind in sorted({self.exclusive, False})}
         within = self.out.call("tokens_within", "C", "AFTER=False", f"STRICT={self.exclusive}")
-        lines = [f"{rows} = {self.out.token_sums(self.gate, within, self.turned)}"]
+        lines = [f"{sums[self.exclusive]} = {self.out.token_sums(self.gate, within, self.turned)}"]
         if self.exclusive:
-            lines.append(f"{cols} = {rows} + {self.gate}")
-        else:
-            cols = rows
-        up, down, steep = self._name("near_decay"), self._name("near_growth"), self._name("steep")
+            lines.append(f"{sums[False]} = {sums[True]} + {self.gate}")
+        decays = {
+            kind: self._name("near_decay") for kind in sums if kind == self.exclusive or any(self.lifted)
+        }
+        down, steep = self._name("near_growth"), self._name("steep")
         lines += [
-            f"{up} = tl.exp2({rows})",
-            f"{down} = tl.exp2(tl.minimum(-{cols}, STEEP))",
-            f"{steep} = tl.max(tl.where(tl.abs({cols}) > STEEP, 1, 0), {0 if self.turned else 1})",
+            *(f"{name} = tl.exp2({sums[kind]})" for kind, name in decays.items()),
+            f"{down} = tl.exp2(tl.minimum(-{sums[False]}, STEEP))",
+            f"{steep} = tl.max(tl.where(tl.abs({sums[False]}) > STEEP, 1, 0), {0 if self.turned else 1})",
         ]
-        return lines, up, down, steep
+        return lines, [decays[self.exclusive and not up] for up in self.lifted], down, steep
 
     # -- backward -------------------------------------------------------------------------------------
     def _adjoints(self) -> list[str]:
@@ -171,26 +179,32 @@ class JointScores:
         )  # fmt: skip
         before: list[str] = []
         matrices = [self._matrix(before, number, p) for number, p in enumerate(products)]
-        lines, ends, dx, dy = self._sums(before)
+        lines, ends, dx, dy, whole = self._sums(before)
         if out.in_loop:
             out.first += before
         else:
             lines = before + lines
-        dw = ""
+        dw, lifted = "", {i for i in dx if i is not None and self.lifted[i]}
         if gate:
             dw = self._name("dw")
             out.picks[self.n, count + len(self.y)] = dw
-            lines.append(f"{dw} = tl.zeros({self.shape}, dtype=tl.float32)")
-            lifted = [(self.rows[i], dx[i]) for i in range(count) if self.lifted[i]]
-            ends = [*(f"{dw} += {x} * {d_x}" for x, d_x in lifted), *ends]
-        levels = self._levels(self._level(products, matrices, dx, dy, dw), "0")
+            begin = " + ".join(self.begins.get(count + len(self.y), ()))
+            lines.append(f"{dw} = {begin or f'tl.zeros({self.shape}, dtype=tl.float32)'}")
+            ends = [*(f"{dw} += {self.rows[i]} * {dx[i]}" for i in sorted(lifted)), *ends]
+        levels = [
+            *self.lift,
+            *(f"{dx[i]} = tl.zeros({self.shape}, dtype=tl.float32)" for i in dx if i in lifted),
+            *self._levels(self._level(products, matrices, dx, dy, dw)),
+            *ends,
+        ]
         if not gate:
-            return [*lines, *levels, *ends]
-        anchored, row_factor, col_factor, steep = self._from_start()
-        near = self._near(products, matrices, dx, dy, dw, row_factor, col_factor)
+            return [*lines, *levels]
+        anchored, row_factors, col_factor, steep = self._from_start()
+        given = {i: name for i, name in dx.items() if i not in lifted} | whole
+        near = self._near(products, matrices, given, dy, dw, row_factors, col_factor)
         return [
             *lines, *anchored, f"if tl.max({steep}, 0) > 0:", *(f"    {line}" for line in levels),
-            "else:", *(f"    {line}" for line in near), *ends,
+            "else:", *(f"    {line}" for line in near),
         ]  # fmt: skip
 
     def _level(
@@ -214,7 +228,7 @@ class JointScores:
         for number, matrix in enumerate(matrices):
             parts.append(self._name("part", number))
             body.append(f"{parts[-1]} = tl.where(m_meet, {matrix}, 0.0).to(DOT)")
-        moved = []
+        moved = ""
         for c, tile in enumerate(self.tiles):
             here = [(p, part) for p, part in zip(products, parts, strict=True) if p.target == c]
             if not here:
@@ -223,27 +237,35 @@ class JointScores:
             total = " + ".join(self._among(p, part, scaled[p.source]) for p, part in here)
             body.append(f"{step} = {self.factor} * ({total})")
             body += self._add(step, dx.get(tile.row), dy.get(tile.col), here)
-            moved.append(f"{both[c]} * {step}")
+            if dw:
+                begin = f"{moved} += " if moved else f"{(moved := self._name('moved'))} = "
+                body.append(f"{begin}{both[c]} * {step}")
         if dw:
-            body.append(
-                f"{dw} += {self.out.token_sums(' + '.join(moved), 'tl.trans(m_between)', self.turned)}"
-            )
+            body.append(f"{dw} += {self.out.token_sums(moved, 'tl.trans(m_between)', self.turned)}")
         return body
 
     def _near(
         self, products: Sequence[MeetingProduct], matrices: Sequence[str], dx: Sums, dy: Sums, dw: str,
-        row_factor: str, col_factor: str,
+        row_factors: Sequence[str], col_factor: str,
     ) -> list[str]:  # fmt: skip
         """All pairs of the chunk at once, anchored at its start."""
         tiles = self.tiles
         near: dict[tuple[str, int | None], str] = {}
         lines = []
-        for axis, values, factor in (("row", self.rows, row_factor), ("col", self.y, col_factor)):
-            for number, value in enumerate(values):
-                near[axis, number] = self._name(f"near_{axis}", number)
-                lines.append(f"{near[axis, number]} = ({value} * {factor}).to(DOT)")
-        gained: list[str] = []
-        lost: list[str] = []
+        scaled = {("row", i): (x, row_factors[i]) for i, x in enumerate(self.x)}
+        scaled |= {("col", j): (y, col_factor) for j, y in enumerate(self.y)}
+        for (axis, number), (value, factor) in scaled.items():
+            near[axis, number] = self._name(f"near_{axis}", number)
+            lines.append(f"{near[axis, number]} = ({value} * {factor}).to(DOT)")
+        moved, with_own = self._name("moved"), self._name("moved_with_own") if self.exclusive else ""
+        known: set[str] = set()
+
+        def add(name: str, sign: str, term: str) -> str:
+            """At once, so that no product waits for the others."""
+            begin = f"{name} {sign}= " if name in known else f"{name} = {'-' if sign == '-' else ''}"
+            known.add(name)
+            return f"{begin}{term}"
+
         for c, tile in enumerate(tiles):
             here = [(p, m) for p, m in zip(products, matrices, strict=True) if p.target == c]
             below, above = (
@@ -257,24 +279,22 @@ class JointScores:
                 ]
                 for sign in "><"
             )
-            for terms, axis, at, sums, factor, sides in (
-                (below, "row", tile.row, dx, row_factor, gained),
-                (above, "col", tile.col, dy, col_factor, lost),
-            ):
+            for terms, axis, at, sums in ((below, "row", tile.row, dx), (above, "col", tile.col, dy)):
                 if not terms:
                     continue
                 step = self._name(f"step_{axis}", c)
                 lines.append(f"{step} = {' + '.join(terms)}")
-                if at in sums:
-                    lines.append(f"{sums[at]} += {factor} * {step}")
-                sides.append(f"{near[axis, at]}.to(tl.float32) * {step}")
-        loss = self._name("lost")
-        lines.append(f"{loss} = {' + '.join(lost)}")
+                if at in sums and at is not None:
+                    lines.append(f"{sums[at]} += {scaled[axis, at][1]} * {step}")
+                term = f"{near[axis, at]}.to(tl.float32) * {step}"
+                whole = axis == "col" or (at is not None and self.lifted[at])
+                name = with_own if whole and with_own else moved
+                lines.append(add(name, "+" if axis == "row" else "-", term))
         behind = self.out.call("tokens_within", "C", "AFTER=True", f"STRICT={self.exclusive}")
-        moved = f"{' + '.join(gained)} - {loss}"
-        lines.append(f"{dw} += {self.out.token_sums(moved, behind, self.turned)}")
-        if self.exclusive:
-            lines.append(f"{dw} -= {loss}")
+        total = f"{moved} + {with_own}" if with_own else moved
+        lines.append(f"{dw} += {self.out.token_sums(total, behind, self.turned)}")
+        if with_own:
+            lines.append(f"{dw} += {with_own}")
         return lines
 
     def _matrix(self, before: list[str], number: int, product: MeetingProduct) -> str:
@@ -292,9 +312,9 @@ class JointScores:
         before.append(f"{name} = ({chosen}).to(DOT)")
         return name
 
-    def _sums(self, before: list[str]) -> tuple[list[str], list[str], Sums, Sums]:
+    def _sums(self, before: list[str]) -> tuple[list[str], list[str], Sums, Sums, Sums]:
         """Where dx and dy begin, with what the diagonal adds (its decay is 1), and lines behind the levels;
-        the names of the sums over the levels, by row and by column."""
+        the names of the sums over the levels, by row and column, and of dx where a lifted row has another."""
         count = len(self.x)
         gate = count + len(self.y) in self.wanted
         diagonal: dict[int, str] = {}
@@ -314,29 +334,31 @@ class JointScores:
         ends: list[str] = []
         dx: Sums = {}
         dy: Sums = {}
+        wholes: Sums = {}
         for j in range(len(self.y)):
             if count + j in self.wanted:
                 dy[j] = self._name("dy", j)
                 self.out.picks[self.n, count + j] = dy[j]
                 alike = [i for i, of in self.same.items() if of == j]
-                start = [*terms.get(("y", j), ()), *(t for i in alike for t in terms.get(("x", i), ()))]
+                start = [*self.begins.get(count + j, ()), *terms.get(("y", j), ())]
+                start += [t for i in alike for t in terms.get(("x", i), ())]
                 lines.append(f"{dy[j]} = {' + '.join(start) or zeros}")
                 dx |= dict.fromkeys(alike, dy[j])
         for i in range(count):
             if self.lifted[i] and (i in self.wanted or gate):
                 dx[i] = self._name("d_lifted", i)
-                lines.append(f"{dx[i]} = {zeros}")
-                if i in self.wanted:
-                    whole = self._name("dx", i)
-                    self.out.picks[self.n, i] = whole
-                    ends.append(
-                        f"{whole} = {' + '.join([*terms.get(('x', i), ()), f'{self.own} * {dx[i]}'])}"
-                    )
-            elif i in self.wanted:
-                dx[i] = self._name("dx", i)
-                self.out.picks[self.n, i] = dx[i]
-                lines.append(f"{dx[i]} = {' + '.join(terms.get(('x', i), ())) or zeros}")
-        return lines, ends, dx, dy
+            if i not in self.wanted:
+                continue
+            whole = self._name("dx", i)
+            self.out.picks[self.n, i] = whole
+            start = [*self.begins.get(i, ()), *terms.get(("x", i), ())]
+            lines.append(f"{whole} = {' + '.join(start) or zeros}")
+            if self.lifted[i]:
+                wholes[i] = whole
+                ends.append(f"{whole} += {self.own} * {dx[i]}")
+            else:
+                dx[i] = whole
+        return lines, ends, dx, dy, wholes
 
     @staticmethod
     def _add(step: str, dx: str | None, dy: str | None, here: list[tuple[MeetingProduct, str]]) -> list[str]:
@@ -363,11 +385,11 @@ class JointScores:
         ]
 
     @staticmethod
-    def _levels(body: list[str], first: str) -> list[str]:
-        """The loop over levels, with run-time bounds; no statement that nothing uses."""
+    def _levels(body: list[str]) -> list[str]:
+        """The loop over levels, with a run-time bound; no statement that nothing uses."""
         if not any("m_second" in line for line in body[1:]):
             body = body[1:]
-        return [f"for level in range({first}, LEVELS):", *(f"    {line}" for line in body)]
+        return ["for level in range(LEVELS):", *(f"    {line}" for line in body)]
 
     def _both(self, row: int | None, col: int | None) -> str:
         """x of a row in second blocks beside y of a column in first ones."""

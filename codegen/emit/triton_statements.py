@@ -92,6 +92,8 @@ class Statements:
     """Lines that belong before a loop over blocks: where its sums begin."""
     in_loop: bool = False
     """Whether the lines are those of a loop over blocks."""
+    taken_in: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+    """Of picks of a joint op, terms that it begins with, and the sum of all, which is the pick then."""
     gates: dict[str, str] = field(default_factory=dict)
     """The names of log gates to base 2, by that of the gate."""
 
@@ -109,6 +111,8 @@ class Statements:
     def compute(self, n: int) -> None:
         """Appends the statement of one node."""
         node = self.nodes[n]
+        if n in self.text and node.op == "add":
+            return  # a joint op took its other terms in
         if node.op == "ut_transform":
             self._ut_transform(n, node)
             return
@@ -117,7 +121,10 @@ class Statements:
             return
         if node.op == "pick":
             self.text[n] = self.picks[node.args[0], _int(node, "index")]
-            self.zero.add(n)
+            terms, last = self.taken_in.get(n, ((), n))
+            self.text[last] = self.text[n]
+            if all(a in self.zero for a in terms):
+                self.zero |= {n, last}
             return
         expression, zero = self._expression(node)
         name = self.names.unique(f"b_{self._label(n)}")

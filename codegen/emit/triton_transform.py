@@ -18,11 +18,13 @@ from linalg_dsl.codegen.schedule.kernel_plan import Kernel
 class TransformText:
     """The body of a prep with nothing but such a transform and its coefficients.
 
-    ``pointer`` gives the kernel's name of the tensor of a node, ``load`` emits the load of a node.
+    ``step`` is how many tokens a chunk has, ``pointer`` gives the kernel's name of the tensor of a node,
+    ``load`` emits the load of a node.
     """
 
     out: Statements
     kernel: Kernel
+    step: str
     pointer: Callable[[int], str]
     load: Callable[[int], None]
 
@@ -36,7 +38,7 @@ class TransformText:
         out.lines = [
             f"o_r = tl.arange(0, {rows})",
             "o_t = o_r % C",
-            "m_t = o_t < length - (i_first - start)",
+            f"m_t = (o_t < length - (i_first - start)) & (o_t < {self.step})",
         ]
         taken = set(scores)
         for i in self.kernel.body:

@@ -28,10 +28,12 @@ class CallShape:
     """The axis that the first walk sums over (``summed_axis``)."""
     pieces: int = 0
     """On two levels the super-chunks of all sequences, else 0."""
+    tokens: int = 0
+    """The tokens of a chunk where they are fewer than the rows of its tiles, else 0."""
 
     @property
     def chunks(self) -> int:
-        return self.B * -(-self.T // self.chunk)
+        return self.B * -(-self.T // (self.tokens or self.chunk))
 
     @property
     def operand_bytes(self) -> int:

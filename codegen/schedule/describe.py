@@ -93,7 +93,10 @@ class ScanSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is asked of a dense call: its sizes, and the options of ``linalg_dsl.compile``."""
+    """What is asked of a dense call: its sizes, and the options of ``linalg_dsl.compile``.
+
+    ``tokens``: the most of a chunk that the plan's precision allows, None for any number.
+    """
 
     B: int
     T: int
@@ -106,6 +109,7 @@ class Call:
     schedule: str = "walk"
     super_chunk: int | None = None
     launch: Launches = ()
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ def schedule_call(plan: KernelPlan, call: Call, target: Target) -> CallSchedule:
     """What the launcher of a dense call does on a target. Raises ``ArgumentError`` for an unknown dtype."""
     chosen = call.chunk_size or _table_chunk(plan, call.K, call.V, call.dtype, target)
     shape = CallShape(call.B, call.T, call.H, call.K, call.V, call.dtype, chosen, summed_axis(plan))
+    if call.tokens is not None and call.tokens < chosen:
+        shape = replace(shape, tokens=call.tokens)
     levels = choose_levels(
         plan, place_of(shape, target), call.schedule, call.super_chunk, invariant=call.invariant
     )
@@ -166,20 +172,23 @@ def schedule_lines(
     schedule: str = "walk",
     super_chunk: int | None = None,
     launch: Launches = (),
+    tokens: int | None = None,
 ) -> tuple[str, ...]:
     """The launches of a dense call of this shape: programs, blocks, warps, stages, bytes, reasons.
 
     ``chunk_size``, ``invariant``, ``schedule`` and ``super_chunk`` as given to ``linalg_dsl.compile``,
-    ``launch`` as its options hold it. Raises ``ArgumentError`` for an unknown dtype or target.
+    ``launch`` as its options hold it; ``tokens`` as for ``Call``. Raises ``ArgumentError`` for an unknown
+    dtype or target.
     """
     place = find_target(target)
-    call = Call(B, T, H, K, V, dtype, chunk_size, invariant, schedule, super_chunk, launch)
+    call = Call(B, T, H, K, V, dtype, chunk_size, invariant, schedule, super_chunk, launch, tokens)
     found = schedule_call(plan, call, place)
     shape, names = found.shape, value_names(plan)
     lines = [
         f"on {place.name}, {place.units} multiprocessors, {place.shared // 1024} KB of shared memory for a "
         f"program; B = {B}, T = {T}, H = {H}, K = {K}, V = {V}, {dtype}",
         f"chunks of {shape.chunk} tokens: {_chunk_reason(plan, shape, place, chunk_size)}",
+        *([f"{shape.tokens} of them filled: no more erases than channels"] if shape.tokens else []),
         found.levels.line,
     ]
     for phase, launches in (("forward", found.forward), ("backward", found.backward)):

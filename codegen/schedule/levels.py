@@ -30,11 +30,11 @@ def step_time(
     state, inner, scores = products
     work = 2 * chunk * (state * own * block + inner * chunk * block + scores * chunk * own)
     rate = 3.3e6 if operand_bytes == 2 else 1.65e6
-    return max(0.22 * (state + inner + scores), 0.38 + work / rate, moved / reached(bandwidth))
+    return max(0.22 * (state + inner + scores), 0.38 + work / rate, moved / bandwidth)
 
 
 def reached(bandwidth: float) -> float:
-    """What kernels here move in a microsecond where a large copy moves ``bandwidth``.
+    """What kernels here move in a microsecond where a large copy moves ``bandwidth``, of what lies in memory.
 
     Of 29 kernels of eight recurrences that their bytes bind, on one H200, most reached 70 to 80 percent.
     """

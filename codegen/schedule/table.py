@@ -38,6 +38,11 @@ def choose_chunk(decay: str, rank: int, key: int, value: int, operand_bytes: int
     return chunk
 
 
+def shortest_chunk(chunk: int, channels: int, most: tuple[int, ...]) -> int:
+    """The tokens of a chunk with tiles of ``chunk`` rows: at most ``most[n - 1]`` at so few channels n."""
+    return min(chunk, most[channels - 1]) if channels <= len(most) else chunk
+
+
 def choose_walk(
     loads: tuple[str, ...],
     own: int,

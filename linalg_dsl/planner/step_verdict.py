@@ -96,6 +96,7 @@ class StepExplanation:
             "proof": [],
             "costs": list(self.costs),
             "stability": [],
+            "precision": [],
             "schedule": list(self.schedule),
         }
 

@@ -15,6 +15,7 @@ from linalg_dsl.planner.equations import Equation, equation_data, equations, leg
 from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence
 from linalg_dsl.planner.graph import dependence, serial_depth
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.precision import precision
 from linalg_dsl.planner.prove import prove
 from linalg_dsl.planner.stability import decay_is_at_most_one, log_decay_bound, solve_is_bounded
 from linalg_dsl.planner.verdict_form import form_equations, form_line, missed, size_line, takes_size
@@ -116,6 +117,11 @@ class Explanation:
         return _stability(self.canonical)
 
     @property
+    def precision(self) -> tuple[str, ...]:
+        """How the plan is carried out so that its digits last, and why (``planner.precision``)."""
+        return precision(self.canonical).reasons
+
+    @property
     def proof(self) -> tuple[str, ...]:
         """Exact proofs at small sizes; empty where they are not asked for."""
         if not self.with_proof or not self.canonical.spec.updates:
@@ -151,6 +157,7 @@ class Explanation:
             ("proof", self.proof),
             ("costs", self.costs),
             ("stability", self.stability),
+            ("precision", self.precision),
             ("schedule", self.schedule),
         ]
         parts = [self.verdict]
@@ -178,6 +185,7 @@ class Explanation:
             "proof": list(self.proof),
             "costs": list(self.costs),
             "stability": list(self.stability),
+            "precision": list(self.precision),
             "schedule": list(self.schedule),
         }
 

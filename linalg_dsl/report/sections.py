@@ -121,7 +121,8 @@ def _row(part: Part, i: int, kernels: Iterable[str], prefix: str) -> Markup:
 
 def stability(part: Part) -> Markup:
     if isinstance(part.explanation, Explanation):
-        return tag("ul", *map(item, part.explanation.stability))
+        found = part.explanation
+        return tag("ul", *map(item, (*found.stability, *found.precision)))
     return tag(
         "p",
         "The equations of a token are computed one token after the other, as they stand: they are as stable "

@@ -16,13 +16,15 @@ from torch import Tensor
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops.check import CheckReport, CheckRow
 from linalg_dsl.ops.op import CompiledOp
+from linalg_dsl.planner.rounding_floor import BITS, operand_error, rounding_floor
+from linalg_dsl.planner.step_form import StepForm
 from linalg_dsl.testing.cases import Case, Shape, make_case, run
 from linalg_dsl.testing.compare import Excess, allowance, fail, least, ratios, spread
 from linalg_dsl.testing.diagnose import likely_cause
 from linalg_dsl.testing.draws import cases, tame
 from linalg_dsl.testing.extremes import Extremes, applicable
 from linalg_dsl.testing.failures import PropertyError
-from linalg_dsl.testing.floor import chunk_floor, least_size, relative_errors, step_loop
+from linalg_dsl.testing.floor import bounds, chunk_floor, least_size, relative_errors, step_loop
 from linalg_dsl.testing.oracle import Oracle, exact
 from linalg_dsl.testing.properties_reference import check_case
 from linalg_dsl.testing.replay import save_case
@@ -41,8 +43,10 @@ class CertificateRow(CheckRow):
     Relative L2 error and largest error over largest value as in ``CheckRow`` (``bound`` is 1: the row is
     within its bound where ``ratio``, the worst part of an element's allowance, is), ``ulps`` the largest
     error in units in the last place of the largest value of its row (at least a thousandth of that of the
-    tensor), and where the ratio was met: seed, the
-    case in words, index, got, expected.
+    tensor), and where the ratio was met: seed, the case in words, index, got, expected. ``digits`` is the
+    worst relative L2 error as a part of ``floor.bounds`` (5e-5 or twice the float32 step loop; twice the
+    floor of a short type), ``yardstick`` the error of the float32 step loop, or the floor, at that draw; both
+    are 0 in float64.
     """
 
     ratio: float = 0.0
@@ -52,6 +56,8 @@ class CertificateRow(CheckRow):
     index: tuple[int, ...] = ()
     got: float = 0.0
     expected: float = 0.0
+    digits: float = 0.0
+    yardstick: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -62,13 +68,15 @@ class CertificateRow(CheckRow):
 class Certificate(CheckReport):
     """What was found over ``draws`` cases; prints as a table, and ``ok`` says whether nothing was wrong.
 
-    ``proved`` are the plan's bounds of exponents and of the solve, ``curves`` rows of T, gates, error (the
-    worst relative L2 of all results) and floor (what the type costs), ``worst_case`` the inputs that came
-    nearest to, or furthest beyond, an allowance, ``failure`` the smallest counterexample.
+    ``proved`` are the plan's bounds of exponents and of the solve, ``chosen`` what it does for precision and,
+    of a short type, the floor derived from the plan, ``curves`` rows of T, gates, error (the worst relative
+    L2 of all results) and floor (what the type costs), ``worst_case`` the inputs that came nearest to, or
+    furthest beyond, an allowance, ``failure`` the smallest counterexample.
     """
 
     draws: int = 0
     proved: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
     curves: tuple[dict[str, Any], ...] = ()
     worst_case: Case | None = field(default=None, compare=False)
     failure: PropertyError | None = field(default=None, compare=False)
@@ -82,8 +90,8 @@ class Certificate(CheckReport):
         rows = [
             {
                 "name": r.name, "l2": r.l2, "max": r.largest, "ulps": r.ulps, "of_allowed": r.ratio,
-                "seed": r.seed, "case": r.case, "index": list(r.index), "got": r.got, "expected": r.expected,
-                "ok": r.ok,
+                "of_bound": r.digits, "yardstick": r.yardstick, "seed": r.seed, "case": r.case,
+                "index": list(r.index), "got": r.got, "expected": r.expected, "ok": r.ok,
             }
             for r in self.rows if isinstance(r, CertificateRow)
         ]  # fmt: skip
@@ -96,6 +104,7 @@ class Certificate(CheckReport):
             "ok": self.ok,
             "rows": rows,
             "proved": list(self.proved),
+            "precision": list(self.chosen),
             "curves": list(self.curves),
             "failure": None if self.failure is None else self.failure.failure.as_dict(),
         }
@@ -116,19 +125,22 @@ class Certificate(CheckReport):
 
     def __str__(self) -> str:
         width = max(len(r.name) for r in self.rows)
+        yardstick = "float32 loop" if self.dtype in ("float32", "float64") else "floor"
         lines = [
             f"{self.recurrence}: {self.backend} on {self.device}, {self.dtype}, worst of {self.draws} draws "
             "at ordinary and extreme inputs, against the float64 step loop",
-            f"  {'':<{width}}  {'rel. L2':>9}  {'max':>9}  {'ulps':>8}  {'of allowed':>10}  worst at",
+            f"  {'':<{width}}  {'rel. L2':>9}  {'max':>9}  {'ulps':>8}  {'of allowed':>10}  "
+            f"{yardstick:>12}  {'of bound':>8}  worst at",
         ]
         for r in self.rows:
             if isinstance(r, CertificateRow):
                 verdict = f"seed {r.seed}" if r.ok else f"seed {r.seed} TOO LARGE"
                 lines.append(
                     f"  {r.name:<{width}}  {r.l2:9.2e}  {r.largest:9.2e}  {r.ulps:8.3g}  {r.ratio:10.3f}  "
-                    f"{verdict}"
+                    f"{r.yardstick:12.2e}  {r.digits:8.3f}  {verdict}"
                 )
         lines += [f"  proved: {line}" for line in self.proved]
+        lines += [f"  precision: {line}" for line in self.chosen]
         if self.curves:
             top = max(self.curves, key=lambda c: c["error"])
             lines.append(
@@ -161,7 +173,11 @@ def certify(
         count += 1
         oracle = exact(case, gradients=bool(subject.wanted))
         results = run(subject, case)
-        found = {n: _row(subject, case, oracle, n, x) for n, x in results.items()}
+        allowed = {} if dtype == torch.float64 else bounds(case, oracle.want)
+        found = {
+            n: _against(_row(subject, case, oracle, n, x), *allowed.get(n, (0.0, inf)))
+            for n, x in results.items()
+        }
         for name, row in found.items():
             rows[name] = _merged(rows.get(name), row)
             if row.ratio > worst[0]:
@@ -181,6 +197,7 @@ def certify(
         tuple(rows.values()),
         draws=count,
         proved=proved(subject.op),
+        chosen=chosen(subject.op, dtype),
         curves=_curves(subject, dtype) if curves else (),
         worst_case=worst[1],
         failure=failure,
@@ -200,6 +217,29 @@ def proved(op: CompiledOp | None) -> tuple[str, ...]:
         label = "" if op.stages.is_whole else f"{stage.spec.name}: "
         found += [f"{label}{line}" for line in getattr(plan.explain(), "stability", ())]
     return tuple(found)
+
+
+def chosen(op: CompiledOp | None, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
+    """What the plan does so that digits last, stage after stage; nothing for foreign code."""
+    if op is None:
+        return ()
+    found = []
+    kind = str(dtype).removeprefix("torch.")
+    for plan, stage in zip(op.plan.stages, op.stages.stages, strict=True):
+        label = "" if op.stages.is_whole else f"{stage.spec.name}: "
+        found += [f"{label}{line}" for line in getattr(plan.explain(), "precision", ())]
+        if kind in BITS and not isinstance(plan.artefacts.form, StepForm):
+            floor = rounding_floor(plan.forward, plan.backward, kind)
+            parts = ", ".join(f"{n} {x:.1e}" for n, x in floor.items())
+            rho = operand_error(kind)
+            found.append(
+                f"{label}floor of {kind}, derived from {rho:.1e} an operand where nothing cancels: {parts}"
+            )
+    return tuple(found)
+
+
+def _against(row: CertificateRow, yardstick: float, allowed: float) -> CertificateRow:
+    return replace(row, digits=row.l2 / allowed, yardstick=yardstick)
 
 
 def _row(subject: Subject, case: Case, oracle: Oracle, name: str, got: Tensor) -> CertificateRow:
@@ -231,9 +271,11 @@ def _merged(old: CertificateRow | None, new: CertificateRow) -> CertificateRow:
     if old is None:
         return new
     base = new if not new.ratio <= old.ratio else old
+    kept = new if not new.digits <= old.digits else old
     return replace(
-        base, l2=max(old.l2, new.l2), largest=max(old.largest, new.largest), ulps=max(old.ulps, new.ulps)
-    )
+        base, l2=max(old.l2, new.l2), largest=max(old.largest, new.largest), ulps=max(old.ulps, new.ulps),
+        digits=kept.digits, yardstick=kept.yardstick,
+    )  # fmt: skip
 
 
 def _curves(subject: Subject, dtype: torch.dtype) -> tuple[dict[str, Any], ...]:

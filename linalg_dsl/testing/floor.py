@@ -8,6 +8,7 @@ tensor cores cannot be asked for less. It is measured by carrying the plan out l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import torch
@@ -87,6 +88,22 @@ def step_loop(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
     for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
         results[f"d {name}"] = torch.zeros_like(leaf) if grad is None else grad
     return {n: x.detach() for n, x in results.items()}
+
+
+SINGLE = 5e-5
+"""Relative L2 error of any result in float32, also at the nasty ends."""
+
+
+def bounds(case: Case, want: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
+    """(error of the yardstick, relative L2 error that is allowed) of every result of a case.
+
+    Float32: ``SINGLE``, or twice the error of the float32 step loop where that is larger (no bound where the
+    loop has no numbers); short types: twice their floor.
+    """
+    if case.dtype in (torch.float32, torch.float64):
+        loop = relative_errors(case, step_loop(case, case.dtype), want)
+        return {n: (e, inf if e != e else max(SINGLE, 2 * e)) for n, e in loop.items()}
+    return {n: (e, inf if e != e else 2 * e) for n, e in chunk_floor(case, want).items()}
 
 
 NEGLIGIBLE = 1e-6

@@ -10,13 +10,11 @@ from linalg_dsl.testing.cases import run
 from linalg_dsl.testing.compare import Excess, fail
 from linalg_dsl.testing.draws import cases
 from linalg_dsl.testing.failures import NotApplicable
-from linalg_dsl.testing.floor import chunk_floor, relative_errors, step_loop
+from linalg_dsl.testing.floor import SINGLE, bounds, relative_errors
 from linalg_dsl.testing.oracle import Oracle, exact
 from linalg_dsl.testing.rounding import UNIT
 from linalg_dsl.testing.subject import Subject
 
-SINGLE = 5e-5
-"""Relative L2 error of any result in float32, also at the nasty ends."""
 LEAST_SHORT = 2.0**-8
 """Below this no short type is measured: its outputs are rounded to eight bits."""
 
@@ -54,12 +52,9 @@ def precision(subject: Subject, *, seed: int = 0, examples: int = 12, budget_s: 
             over = [n for n, e in errors.items() if not e <= bound]
             if not over:
                 continue
-            if kind == torch.float32:
-                yardstick = relative_errors(case, step_loop(case, kind), want)
-            else:
-                yardstick = chunk_floor(case, want)
+            limits = bounds(case, want)
             for name in over:
-                allowed = max(bound, 2 * yardstick[name])
+                allowed = max(bound, limits[name][1])
                 if errors[name] > allowed:
                     allowed = max(allowed, CHUNKS * _of_chunk_form(oracle, name))
                 if not errors[name] <= allowed:
