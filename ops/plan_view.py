@@ -137,7 +137,8 @@ class StagePlan:
         self, B: int, T: int, H: int, K: int, V: int, dtype: str, target: Target
     ) -> tuple[tuple[str, str, Prediction], ...]:
         """(forward or backward, kernel, prediction) of every launch; none where there is no chunk form."""
-        from linalg_dsl.codegen.schedule.describe import Call, schedule_call
+        from linalg_dsl.codegen.schedule.call_shape import Call
+        from linalg_dsl.codegen.schedule.describe import schedule_call
 
         if isinstance(self.artefacts.form, StepForm):
             return ()

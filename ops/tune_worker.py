@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from linalg_dsl.ops.tuned import record_of, shape_class, tune_op
 if TYPE_CHECKING:
     from linalg_dsl.ops.op import CompiledOp
 
+COMMAND = (sys.executable, "-m", "linalg_dsl.ops.tune_worker")
+GRACE = 120.0
+"""Seconds beyond its budget after which a worker is ended: it starts, compiles and checks as well."""
 STARTS = 4
 """How often a worker is started for one search."""
 Start = Callable[["Job", Say], tuple[int, str]]
@@ -89,20 +93,25 @@ def known(job: Job, plain: CompiledOp) -> Record:
 
 
 def _start(job: Job, say: Say) -> tuple[int, str]:
-    command = [sys.executable, "-m", "linalg_dsl.ops.tune_worker"]
     lines: list[str] = []
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, **pipes) as worker:
+    with subprocess.Popen(COMMAND, **pipes) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
-        worker.stdin.write(pickle.dumps(job))
-        worker.stdin.close()
-        for line in worker.stdout:
-            text = line.decode(errors="replace").rstrip("\n")
-            if text.startswith(_MARK):
-                say(text.removeprefix(_MARK))
-            else:
-                lines.append(text)
+        # a kernel that never ends would hold up the search for good
+        end = threading.Timer(job.budget + GRACE, worker.kill)
+        end.start()
+        try:
+            worker.stdin.write(pickle.dumps(job))
+            worker.stdin.close()
+            for line in worker.stdout:
+                text = line.decode(errors="replace").rstrip("\n")
+                if text.startswith(_MARK):
+                    say(text.removeprefix(_MARK))
+                else:
+                    lines.append(text)
+        finally:
+            end.cancel()
     return worker.returncode, "\n".join(lines)
 
 

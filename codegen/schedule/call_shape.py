@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from linalg_dsl.codegen.launch_sizes import Launches
 from linalg_dsl.codegen.schedule.alone import FEW
 from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Kernel, KernelPlan, kept_states
 from linalg_dsl.codegen.schedule.table import keep_every_state, narrow_operands
@@ -11,6 +12,27 @@ from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import ChunkPlan
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked of a dense call: its sizes, and the options of ``linalg_dsl.compile``.
+
+    ``tokens``: the most of a chunk that the plan's precision allows, None for any number.
+    """
+
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+    dtype: str = "bfloat16"
+    chunk_size: int | None = None
+    invariant: bool = False
+    schedule: str = "walk"
+    super_chunk: int | None = None
+    launch: Launches = ()
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

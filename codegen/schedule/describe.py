@@ -12,6 +12,7 @@ from linalg_dsl.codegen.launch_sizes import Launches, LaunchSizes, sizes_of
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.call_shape import (
     DTYPES,
+    Call,
     CallShape,
     boundary_bytes,
     is_crowded,
@@ -89,27 +90,6 @@ class ScanSchedule:
     @property
     def name(self) -> str:
         return SCAN
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What is asked of a dense call: its sizes, and the options of ``linalg_dsl.compile``.
-
-    ``tokens``: the most of a chunk that the plan's precision allows, None for any number.
-    """
-
-    B: int
-    T: int
-    H: int
-    K: int
-    V: int
-    dtype: str = "bfloat16"
-    chunk_size: int | None = None
-    invariant: bool = False
-    schedule: str = "walk"
-    super_chunk: int | None = None
-    launch: Launches = ()
-    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

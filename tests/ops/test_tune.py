@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -180,6 +181,16 @@ def test_what_ended_the_process_is_not_tried_again() -> None:
     assert record.best["launch"][WALK]["stages"] == 4  # the best of what can be run
     assert "failed: the process ended while it ran" in record.tried.values()
     assert known(job, op).best == record.best
+
+
+def test_a_search_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_worker, "GRACE", 0.2)
+    monkeypatch.setattr(tune_worker, "COMMAND", ("sleep", "60"))
+    job = Job(linear(), SHAPE, (1, 1, 1), (torch.float32,) * 3, "cpu", "training", 0.1)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match="tuning failed"):
+        tune_apart(job, quiet)
+    assert time.monotonic() - start < 50
 
 
 def test_a_default_that_does_not_run_is_an_error() -> None:
