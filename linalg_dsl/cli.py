@@ -339,6 +339,7 @@ def export(
     spec: Spec,
     path: Annotated[Path, typer.Argument(help="the Python file to write")],
     backend: Annotated[str, typer.Option(help="triton or torch")] = "triton",
+    step: Annotated[bool, typer.Option("--step", help="also a function that decodes")] = False,
     json: Json = False,
 ) -> None:
     """Write one file that computes the recurrence and needs only torch and triton.
@@ -346,13 +347,13 @@ def export(
     \b
     Examples:
       linalg-dsl export kda kda_kernels.py
-      linalg-dsl export my.rec mine.py --backend torch
+      linalg-dsl export my.rec mine.py --backend torch --step
     """
     import linalg_dsl
 
     op = linalg_dsl.compile(load_spec(spec), backend=backend)
     try:
-        written = op.export(path)
+        written = op.export(path, step=step)
     except OSError as error:
         raise ArgumentError(f"cannot write {path}: {error}") from None
     Output(json).text(f"wrote {written}", {"path": str(written), "backend": backend})
