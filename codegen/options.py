@@ -41,6 +41,10 @@ class CompileOptions:
     ``tune``: the first call of a shape class on a GPU searches for sizes that are faster than the tables'
     (``ops.tune``); what it finds is kept in the cache directory.
 
+    ``nan_exact``: kernels of the forward look at their products for NaN, and where there is one take out
+    what later tokens of a chunk left in earlier ones, as 0 times NaN. Without it a NaN or infinity may reach
+    outputs of earlier tokens of its chunk (at most 256 tokens, of the same sequence and head).
+
     Of a stage that feeds another: ``wide``, its output is float32 (float64 where something is), whatever
     its inputs are; ``handed``, the inputs that other stages gave, whose types say nothing of the user's.
     """
@@ -57,6 +61,7 @@ class CompileOptions:
     super_chunk: int | None = None
     launch: Launches = ()
     tune: bool = False
+    nan_exact: bool = True
     wide: bool = False
     handed: tuple[str, ...] = ()
 

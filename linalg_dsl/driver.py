@@ -56,6 +56,7 @@ def compile(
     substeps: str | None = None,
     super_chunk: int | None = None,
     launch: Mapping[str, Mapping[str, int]] | None = None,
+    nan_exact: bool = True,
 ) -> CompiledOp:
     """Compiles a recurrence: a spec, a function under ``@recurrence``, a text, or the path of a file.
 
@@ -64,7 +65,7 @@ def compile(
     """
     options = CompileOptions(
         backend, chunk_size, schedule or "walk", invariant, strict, debug, substeps, reverse, state_layout,
-        super_chunk, read_launches(launch), tune,
+        super_chunk, read_launches(launch), tune, nan_exact,
     )  # fmt: skip
     op = assemble(read_spec(spec), options)
     op.derive()
@@ -137,7 +138,8 @@ def emit(artefacts: Artefacts, backend: str, options: CompileOptions, trace: Tra
         case "triton":
             from linalg_dsl.codegen.emit.triton_module import emit_triton
 
-            given = {**_triton_options(options), "schedule": options.schedule}
+            given = _triton_options(options)
+            given |= {"schedule": options.schedule, "nan_exact": options.nan_exact}
             return emit_triton(form, *plans, **given, super_chunk=options.super_chunk, trace=trace)
         case _:
             raise InternalError(f"no module for backend {backend}")

@@ -218,6 +218,8 @@ def _check_tensor(spec: RecurrenceSpec, decl: Input, x: Any, first: Tensor) -> N
     where = f"{spec.name}: {decl.name}"
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{where} must be a tensor {layout(decl)}, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise ArgumentError(f"{where} must be a dense tensor {layout(decl)}, got layout {x.layout}")
     lead = 3 if decl.timed else 1
     if x.dim() != lead + len(decl.dims):
         raise ArgumentError(f"{where} must be {layout(decl)}, got shape {tuple(x.shape)}")
@@ -248,6 +250,8 @@ def _check_offsets(spec: RecurrenceSpec, cu_seqlens: Any, first: Tensor) -> int:
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         kind = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
         raise ArgumentError(f"{spec.name}: cu_seqlens must be an int32 or int64 tensor, got {kind}")
+    if cu_seqlens.layout != torch.strided:
+        raise ArgumentError(f"{spec.name}: cu_seqlens must be a dense tensor, got layout {cu_seqlens.layout}")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ArgumentError(f"{spec.name}: cu_seqlens must be [N + 1], got shape {tuple(cu_seqlens.shape)}")
     if first.shape[0] != 1:

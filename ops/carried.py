@@ -62,10 +62,14 @@ def given_states(
             raise ArgumentError(f"{where} must hold one tensor each of {', '.join(names)}, got {len(given)}")
         found = list(given)
     for name, x in zip(names, found, strict=True):
-        if x is not None and (not isinstance(x, Tensor) or x.dtype not in FLOATING):
-            own = where if len(names) == 1 else f"{where}: {name}"
+        if x is None:
+            continue
+        own = where if len(names) == 1 else f"{where}: {name}"
+        if not isinstance(x, Tensor) or x.dtype not in FLOATING:
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError(f"{own} must be a floating-point tensor, got {kind}")
+        if x.layout != torch.strided:
+            raise ArgumentError(f"{own} must be a dense tensor, got layout {x.layout}")
     return tuple(found)
 
 

@@ -140,9 +140,13 @@ class CompiledOp:
             return call_at_positions(
                 self, args, kwargs, initial_state, state_positions, output_final_state, offsets
             )
+        if not isinstance(output_final_state, (bool, int)):
+            kind = type(output_final_state).__name__
+            raise ArgumentError(f"{self.spec.name}: output_final_state must be True or False, got a {kind}")
         quick = None
-        if self._quick is not None and cu_seqlens is None and cu_seqlens_cpu is None:
-            quick = self._quick.describe(args, kwargs, initial_state, output_final_state)
+        if self._quick is not None:
+            hints = _hints(cu_seqlens_cpu, max_seqlen)
+            quick = self._quick.describe(args, kwargs, initial_state, output_final_state, cu_seqlens, hints)
             found = None if quick is None else self._quick.replay(*quick)
             if found is not None:
                 return (found[0], found[1]) if output_final_state else found[0]
@@ -171,7 +175,7 @@ class CompiledOp:
             o, states = self.run_stages(runs, call, cu_seqlens, output_final_state)
             if quick is not None and self._quick is not None and backend == "triton":
                 numbers = self.stage_ops[0].numbers(call.consts)
-                self._quick.learn(quick[1], args, kwargs, call, numbers, output_final_state)
+                self._quick.learn(quick[1], args, kwargs, call, numbers, output_final_state, cu_seqlens)
         return self._results(o, states, output_final_state)
 
     def step(
@@ -313,9 +317,12 @@ class CompiledOp:
         pairs = zip(self.stage_ops, self.stages.stages, strict=True)
         return tuple(Module(op.spec.name, op.module_text(backend), stage.axes) for op, stage in pairs)
 
-    def export(self, path: str | os.PathLike[str], backend: str | None = None) -> Path:
-        """Writes one file that needs only torch (and triton): the module and a function to call it."""
-        from linalg_dsl.codegen.emit.standalone import StageModule, standalone_text
+    def export(self, path: str | os.PathLike[str], backend: str | None = None, step: bool = False) -> Path:
+        """Writes one file that needs only torch (and triton): the module and a function to call it.
+
+        With ``step`` a second function, NAME_step, is ``op.step``.
+        """
+        from linalg_dsl.codegen.emit.standalone import StageModule, StepModule, standalone_text
         from linalg_dsl.codegen.emit.torch_helpers import inlined
 
         chosen = backend or self._default_backend()
@@ -324,7 +331,16 @@ class CompiledOp:
             StageModule(stage, inlined(op.module_text(chosen)), op.operator(chosen).consts)
             for op, stage in zip(self.stage_ops, self.stages.stages, strict=True)
         ]
-        target.write_text(standalone_text(self.stages, modules, self.program_text), encoding="utf-8")
+        decode = None
+        if step:
+            if self.options.reverse:
+                raise ArgumentError(
+                    f"{self.spec.name}: step runs from earlier to later tokens, and reverse=True"
+                )
+            operator = self.decoder.operator(chosen)
+            text = inlined(self.decoder.text(chosen))
+            decode = StepModule(text, tuple(operator.module.CONSTS), operator.form.parts)
+        target.write_text(standalone_text(self.stages, modules, self.program_text, decode), encoding="utf-8")
         return target
 
     def operator(self, backend: str, consts: Consts = ()) -> Operator:
@@ -457,6 +473,15 @@ class CompiledOp:
     def __repr__(self) -> str:
         inputs = ", ".join(d.name for d in self.spec.inputs)
         return f"<linalg_dsl op {self.spec.name}({inputs}), backend {self.options.backend}>"
+
+
+def _hints(cu_seqlens_cpu: Any, max_seqlen: Any) -> tuple[object, ...]:
+    """What a call's hints are like: they are checked once, and kernels make no use of them."""
+    if cu_seqlens_cpu is None and max_seqlen is None:
+        return ()
+    if isinstance(cu_seqlens_cpu, Tensor):
+        return (cu_seqlens_cpu.shape, cu_seqlens_cpu.device, type(max_seqlen))
+    return (type(cu_seqlens_cpu), type(max_seqlen))
 
 
 def _check_hints(name: str, cu_seqlens: Any, cu_seqlens_cpu: Any, max_seqlen: Any) -> None:

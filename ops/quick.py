@@ -11,34 +11,42 @@ from torch import Tensor
 
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.language.spec import RecurrenceSpec
-from linalg_dsl.ops.args import BoundCall
+from linalg_dsl.ops.args import BoundCall, check_offsets_data
 from linalg_dsl.ops.library import Operator, plain_types
 from linalg_dsl.ops.replay import Key, Recorder, Replay, ReplayCache, current_stream, describe, is_plain
 
 
 class QuickStage:
-    """The forward runs of one stage on dense batches."""
+    """The forward runs of one stage. Of packed batches the offsets are one more tensor: tables are made of
+    them by a kernel, so a replayed run follows what they hold now."""
 
     def __init__(self, spec: RecurrenceSpec) -> None:
         self.spec = spec
         self.cache = ReplayCache()
 
     def __call__(
-        self, operator: Operator, given: Sequence[Tensor | None], numbers: Sequence[float], want: bool
+        self,
+        operator: Operator,
+        given: Sequence[Tensor | None],
+        numbers: Sequence[float],
+        want: bool,
+        offsets: Tensor | None = None,
     ) -> list[Tensor] | None:
         """The output, then the states if ``want``; None if this run is not one to be replayed."""
         if not is_plain() or _is_captured(given):
             return None
-        leaves = [None if x is None else x.contiguous() for x in given]
+        leaves = [None if x is None else x.contiguous() for x in (*given, offsets)]
         found = describe(leaves)
         if found is None:
             return None
         key = stage_key(found[0], leaves, numbers, want)
         replay = self.cache.get(key)
         if replay is not None:
+            look(self.spec, leaves)
             return replay(leaves, found[1])
         if not self.cache.is_due(key):
             return None
+        look(self.spec, leaves)
         results, replay = self._record(operator, leaves, numbers, want)
         self.cache.keep(key, replay)
         return results
@@ -54,10 +62,20 @@ class QuickStage:
         consts = operator.numbers(tensors, numbers)
         with plain_types(tensors[0]), Recorder(known, len(leaves)) as recorder:
             o, states, _ = operator.module.forward(
-                tensors, tuple(alone[count:]), consts, None, want, False, launch=recorder.launch
+                tensors, tuple(alone[count:-1]), consts, alone[-1], want, False, launch=recorder.launch
             )
         results = [o, *(states or ())]
         return results, recorder.replay(results, tensors[0])
+
+
+def look(spec: RecurrenceSpec, leaves: Sequence[Tensor | None]) -> None:
+    """Offsets on the CPU, the last of the leaves, are looked at in every call: what they hold may change."""
+    offsets = leaves[-1]
+    if offsets is not None and not offsets.is_cuda:
+        length = next(
+            x.shape[1] for x, d in zip(leaves, spec.inputs, strict=False) if d.timed and x is not None
+        )
+        check_offsets_data(spec.name, offsets, length)
 
 
 def stage_key(described: Key, leaves: Sequence[Tensor | None], numbers: Sequence[float], want: bool) -> Key:
@@ -85,7 +103,13 @@ class QuickCall:
         self.sure = all(s.start == 0 for s in spec.states)
 
     def describe(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], initial: Any, want: bool
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        initial: Any,
+        want: bool,
+        offsets: Any = None,
+        hints: tuple[object, ...] = (),
     ) -> tuple[list[Tensor | None], Key, list[int]] | None:
         """The tensors of a call, what it is like, and their addresses; None if it is to be looked at."""
         if not self.sure or not is_plain():
@@ -98,14 +122,14 @@ class QuickCall:
                 words.append(name)
             else:
                 words.append((name, value, type(value)))
-        if initial is None or isinstance(initial, Tensor):
-            leaves.append(initial)
-        else:
+        if not all(x is None or isinstance(x, Tensor) for x in (initial, offsets)):
             return None
+        leaves += [initial, offsets]
         found = describe(leaves)
-        if found is None or len(leaves) == 1 or _is_captured(leaves):
+        if found is None or len(leaves) == 2 or _is_captured(leaves):
             return None
-        return leaves, (found[0], len(args), tuple(words), bool(want), _stream(leaves)), found[1]
+        key = (found[0], len(args), tuple(words), bool(want), _stream(leaves), hints)
+        return leaves, key, found[1]
 
     def replay(
         self, leaves: Sequence[Tensor | None], key: Key, addresses: Sequence[int]
@@ -120,6 +144,8 @@ class QuickCall:
             assert x is not None
             tensors[i] = x.contiguous()
             places[i] = tensors[i].data_ptr()  # type: ignore[union-attr]
+        if tensors[-1] is not None:
+            look(self.spec, tensors)
         return known.replay(tensors, places)
 
     def learn(
@@ -130,10 +156,11 @@ class QuickCall:
         call: BoundCall,
         numbers: Sequence[float],
         want: bool,
+        offsets: Tensor | None = None,
     ) -> None:
         """Remembers how such a call is run, if its stage has a recording of it."""
         initial = call.initials[0]
-        runs = [*call.tensors, initial]
+        runs = [*call.tensors, initial, offsets]
         leaves = [None if x is None else x.contiguous() for x in runs]
         found = describe(leaves)
         if found is None:
@@ -143,7 +170,8 @@ class QuickCall:
             return
         names = [d.name for d in self.spec.inputs]
         given = [*names[: len(args)], *(n for n, x in kwargs.items() if isinstance(x, Tensor))]
-        order = [given.index(n) for n in names] + [-1 if initial is None else len(given)]
+        order = [given.index(n) for n in names]
+        order += [-1 if x is None else len(given) + i for i, x in enumerate((initial, offsets))]
         copies = [i for i, x in enumerate(runs) if x is not None and not x.is_contiguous()]
         if len(self._known) > 1024:
             self._known.clear()

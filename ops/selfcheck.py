@@ -159,7 +159,7 @@ class SelfCheck:
         every, two = True, False
         if hasattr(module, "keep_every_state"):
             sizes = axis_sizes(self.spec, tensors)
-            call = module.Call(tensors, offsets)
+            call = module.Call(tensors, (), offsets)
             sequences, two = call.pieces, getattr(call, "super_chunk", 0) > 0
             every = module.keep_every_state(call.chunks, heads, sizes.get("K", 1), sizes.get("V", 1))
         return Launch(
@@ -217,7 +217,7 @@ def known_answer(
     key, value = sizes.get("K", 1), sizes.get("V", 1)  # a stage may lack an axis
     module = pinned(module, launch)
     # where states are kept at every 8th boundary only, there have to be that many chunks
-    length = _LENGTH if launch.every_state else max(_LENGTH, 9 * module.Call(like, None).chunk + 3)
+    length = _LENGTH if launch.every_state else max(_LENGTH, 9 * module.Call(like, (), None).chunk + 3)
     few = {d.name: launch.heads // n for d, n in zip(spec.inputs, launch.ratios, strict=True)}
     drawn = draw(spec, 1, length, launch.heads, key, value, seed=11, consts=consts, heads=few)
     states = draw_state(spec, 1, launch.heads, key, value, dtype=torch.float32, seed=11)

@@ -101,11 +101,12 @@ class StageOp:
         numbers = self.numbers(own)
         if any(s.start != 0 and x is None for s, x in zip(self.spec.states, initials, strict=True)):
             sizes = call_sizes(self.spec, tensors, cu_seqlens, given)
+            sizes["H"] = max([sizes["H"], *(x.shape[1] for x in initials if x is not None)])
             initials = started(self.spec, initials, sizes, tensors[0])
         leaves = (*tensors, *initials)
         save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
-        if backend == "triton" and cu_seqlens is None and not save and not torch.compiler.is_compiling():
-            found = self.quick(registered(name), leaves, numbers, want)
+        if backend == "triton" and not save and not torch.compiler.is_compiling():
+            found = self.quick(registered(name), leaves, numbers, want, cu_seqlens)
             if found is not None:
                 return found[0], tuple(found[1:]) if want else (None,) * len(initials)
         operator = getattr(torch.ops.linalg_dsl, name)
@@ -128,6 +129,7 @@ class StageOp:
     ) -> tuple[Tensor, States]:
         """The same by the step loop, in ``dtype``."""
         own = dict(self._own(consts))
+        tensors = self._as_wide(tensors, initials)
         sizes = call_sizes(self.spec, tensors, cu_seqlens, own)
         o, states = reference(
             self.spec,
@@ -159,7 +161,8 @@ class StageOp:
         form = self.artefacts(own).form
         if isinstance(form, StepForm):  # its products have no short operands
             return self.step_loop(torch.float32, own, tensors, initials, cu_seqlens, want)
-        return run_states(form, self._named(tensors), initials, dict(own), operand)
+        wide = self._named(self._as_wide(tensors, initials))
+        return run_states(form, wide, initials, dict(own), operand)
 
     # -------------------------------------------------------------------------------------------
     @constant
@@ -179,6 +182,15 @@ class StageOp:
             chosen = self.operator(backend, fixed) if fixed else general
             found = self._prepared[key] = chosen.name
         return found
+
+    def _as_wide(self, tensors: Sequence[Tensor], initials: States) -> Sequence[Tensor]:
+        """Inputs of which one has as many heads as the states: loops take no other number of them."""
+        heads = max((x.shape[1] for x in initials if x is not None), default=0)
+        have = [x.shape[2 if d.timed else 0] for x, d in zip(tensors, self.spec.inputs, strict=True)]
+        if heads <= max(have):
+            return tensors
+        i = next(i for i, d in enumerate(self.spec.inputs) if d.timed)
+        return [x.repeat_interleave(heads // have[i], 2) if n == i else x for n, x in enumerate(tensors)]
 
     def _own(self, consts: Consts) -> Consts:
         names = [c.name for c in self.spec.consts]

@@ -14,12 +14,10 @@ def spread(x, heads, axis):
     return x if have == heads else x.repeat_interleave(heads // have, dim=axis)
 
 
-def stage_heads(heads, counts, states, want):
-    """How many heads a stage runs with: all if it takes or gives states, else as few as its inputs allow."""
+def stage_heads(heads, counts):
+    """How many heads the inputs of a stage stand for: as few as they allow."""
     own = max(counts)
-    if want or any(x is not None for x in states) or any(own % n for n in counts):
-        return heads
-    return own
+    return heads if any(own % n for n in counts) else own
 
 
 def wide(x, heads, axis):

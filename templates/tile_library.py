@@ -160,6 +160,16 @@ def row_sums(w, C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
 
 
 @triton.jit
+def finite_gate(w):
+    """A log gate for sums that are products with 0 and 1, where 0 times inf would be NaN.
+
+    -inf, a reset, becomes -1e30, whose exponential is zero as well; inf and NaN become 1e36, which no sum
+    with resets makes small again: its exponential is inf.
+    """
+    return tl.where(w < 1e36, tl.maximum(w, -1e30), 1e36)
+
+
+@triton.jit
 def tokens_within(C: tl.constexpr, AFTER: tl.constexpr, STRICT: tl.constexpr):
     """[C, C] of 0 and 1: in row t the tokens s <= t, or s >= t if AFTER; without s = t if STRICT."""
     t = tl.arange(0, C)
@@ -233,3 +243,78 @@ def meeting_tokens(level, t):
     half = t >> level
     meet = (half >> 1)[:, None] == (half >> 1)[None, :]
     return meet & (half[:, None] > half[None, :])
+
+
+@triton.jit
+def has_nan(x):
+    return tl.max(tl.max((x != x).to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
+def one_sided_product(
+    a, z, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr,
+    PRECISION: tl.constexpr
+):  # fmt: skip
+    """a z, or aT z if BACK, of a lower triangle a [C, C] and z that is not finite somewhere.
+
+    Tiles [C, D], or [D, C] if TURNED. A column of z that is not finite at a token is NaN from there on (up to
+    there if BACK); the rows before it are those of the product without it, where 0 times NaN would be NaN.
+    """
+    TOKENS: tl.constexpr = 1 if TURNED else 0
+    t = tl.arange(0, C)
+    rows = t[None, :] if TURNED else t[:, None]
+    good = tl.abs(z.to(tl.float32)) < float("inf")
+    clean = tl.where(good, z, 0.0).to(z.dtype)
+    if TURNED:
+        r = tl.dot(clean, a if BACK else tl.trans(a), input_precision=PRECISION)
+    else:
+        r = tl.dot(tl.trans(a) if BACK else a, clean, input_precision=PRECISION)
+    if BACK:
+        edge = tl.expand_dims(tl.max(tl.where(good, -1, rows), TOKENS), TOKENS)
+        free = rows >= edge if STRICT else rows > edge
+    else:
+        edge = tl.expand_dims(tl.min(tl.where(good, C, rows), TOKENS), TOKENS)
+        free = rows <= edge if STRICT else rows < edge
+    return tl.where(free, r, float("nan"))
+
+
+@triton.jit
+def product_among(part, z, among, TURNED: tl.constexpr, PRECISION: tl.constexpr):
+    """part z of [C, C] numbers that are zero outside ``among``, where what is not finite in z is not seen."""
+    if TURNED:
+        r = tl.dot(z, tl.trans(part), input_precision=PRECISION)
+    else:
+        r = tl.dot(part, z, input_precision=PRECISION)
+    if has_nan(r):
+        good = tl.abs(z.to(tl.float32)) < float("inf")
+        clean = tl.where(good, z, 0.0).to(z.dtype)
+        lost = tl.where(good, 0.0, 1.0).to(z.dtype)
+        reach = tl.where(among, 1.0, 0.0).to(z.dtype)
+        if TURNED:
+            r = tl.dot(clean, tl.trans(part), input_precision=PRECISION)
+            hit = tl.dot(lost, tl.trans(reach), input_precision=PRECISION)
+        else:
+            r = tl.dot(part, clean, input_precision=PRECISION)
+            hit = tl.dot(reach, lost, input_precision=PRECISION)
+        r = tl.where(hit > 0, float("nan"), r)
+    return r
+
+
+@triton.jit
+def bad_columns(n, t):
+    """[C]: of every row the last entry below the diagonal that is not finite, as a token; -1 if all are."""
+    bad = (tl.abs(n) < float("inf")) == 0
+    return tl.max(tl.where(bad & (t[None, :] < t[:, None]), t[None, :], -1), 1)
+
+
+@triton.jit
+def finite_entries(n):
+    """Zero in place of what is not finite."""
+    return tl.where(tl.abs(n) < float("inf"), n, 0.0)
+
+
+@triton.jit
+def spoilt_by(x, bad, t):
+    """The inverse x of a triangle, NaN where entries that are not finite, in ``bad_columns``, go into it."""
+    reach = tl.max(tl.where(t[None, :] <= t[:, None], bad[None, :], -1), 1)
+    return tl.where(t[None, :] <= reach[:, None], float("nan"), x)

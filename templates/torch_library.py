@@ -21,10 +21,11 @@ def run_chunks(forward_chunk, layout, call, dry):
     states before every chunk.
     """
     tensors, initial_states, consts, cu_seqlens, output_final_state, save = call
-    work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout)
+    work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout, initial_states)
     count, lanes = lanes_of(cu_seqlens, batch)
     layout = fitted(layout, size)
-    o, axes, turned = output_of(tensors, layout), layout["states"], layout["states"][0] == ("V", "K")
+    o, turned = output_of(tensors, layout, initial_states), layout["states"][0] == ("V", "K")
+    axes = layout["states"]
     states = tuple(o.new_zeros((count, heads, *size(dims)), dtype=work) for dims in axes)
     shape = (marks_of(cu_seqlens, length, count, layout), lanes, heads, *size(("K", "V")))
     starts = [o.new_zeros(shape, dtype=work) for _ in axes if save]
@@ -54,7 +55,7 @@ def reverse_chunks(forward_chunk, backward_chunk, layout, call, d_o, d_finals, d
     ``call``: tensors, initial states, consts, cu_seqlens and residuals, as ``run_chunks`` has them.
     """
     tensors, initial_states, consts, cu_seqlens, residuals = call
-    work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout)
+    work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout, initial_states)
     count, _ = lanes_of(cu_seqlens, batch)
     layout = fitted(layout, size)
     (grads, totals), turned = gradients_of(tensors, layout), layout["states"][0] == ("V", "K")
@@ -112,9 +113,9 @@ def pieces(begin, end, bad):
 def run_tokens(forward_token, layout, call, dry):
     """What ``run_chunks`` gives, token by token; residuals: the states before every ``chunk``-th token."""
     tensors, initial_states, consts, cu_seqlens, output_final_state, save = call
-    work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout)
+    work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout, initial_states)
     count, lanes = lanes_of(cu_seqlens, batch)
-    o, shapes = output_of(tensors, layout), [size(dims) for dims in layout["states"]]
+    o, shapes = output_of(tensors, layout, initial_states), [size(dims) for dims in layout["states"]]
     starts = zip(shapes, layout["starts"])
     finals = [o.new_full((count, heads, *shape), start, dtype=work) for shape, start in starts]
     lead = (marks_of(cu_seqlens, length, count, layout), lanes, heads)
@@ -142,7 +143,7 @@ def reverse_tokens(forward_token, backward_token, layout, call, d_o, d_finals, d
     more, then its tokens in reverse.
     """
     tensors, initial_states, consts, cu_seqlens, residuals = call
-    work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout)
+    work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout, initial_states)
     count, _ = lanes_of(cu_seqlens, batch)
     grads, totals = gradients_of(tensors, layout)
     d_states = [d_o.new_zeros((count, heads, *size(dims)), dtype=work) for dims in layout["states"]]
@@ -174,18 +175,19 @@ def reverse_tokens(forward_token, backward_token, layout, call, d_o, d_finals, d
     return grads, tuple(None if x is None else d.to(x.dtype) for x, d in zip(initial_states, d_states))
 
 
-def sizes_of(tensors, layout):
+def sizes_of(tensors, layout, initial_states):
     """(B, T, H, the sizes of axes)."""
     timed, where = layout["timed"], layout["sizes"]
     known = {axis: tensors[i].shape[at] for axis, (i, at) in where.items()}
     batch, length = tensors[timed.index(True)].shape[:2]
-    heads = max(x.shape[2 if t else 0] for x, t in zip(tensors, timed))
+    counts = [x.shape[2 if t else 0] for x, t in zip(tensors, timed)]
+    heads = max([*counts, *(x.shape[1] for x in initial_states if x is not None)])
     return batch, length, heads, lambda dims: [known.get(d, d) for d in dims]
 
 
-def output_of(tensors, layout):
+def output_of(tensors, layout, initial_states):
     """Room for the output [B, T, H, ...]."""
-    batch, length, heads, size = sizes_of(tensors, layout)
+    batch, length, heads, size = sizes_of(tensors, layout, initial_states)
     like = tensors[layout["like"]]
     kind = work_type(tensors) if layout["wide"] else like.dtype
     return like.new_empty((batch, length, heads, *size(layout["output"])), dtype=kind)

@@ -182,7 +182,7 @@ class _Emitter:
                 for a in dict.fromkeys(step.arguments)
                 if a != ONES
             )
-            own = f"stage_heads(heads, {counts}, {initials}, {want})"
+            own = f"stage_heads(heads, {counts})"
             given[first] = f"spread({given[first]}, {own}, 2)"
         dims = tuple(d for d in step.spec.outputs[0].value.shape if d not in (1, column))
         name = self._made(step.result, True, len(dims))
@@ -194,6 +194,8 @@ class _Emitter:
             self.finals |= dict(zip(step.states, names, strict=True))
             lasts = tuple_text(names)
             after += [f"{x} = {x}[..., 0] if want else None" for x in names if column]
+            if len(self.stages.stages) > 1:  # where the inputs of a stage share heads, so do its states
+                after += [f"{x} = spread({x}, heads, 1) if want else None" for x in names]
         if step.layouts:
             rows = next(i for i, layout in enumerate(step.layouts) if layout == "rows")
             count = self.names.unique("substeps")

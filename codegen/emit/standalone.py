@@ -22,6 +22,7 @@ from linalg_dsl.planner.stages import Shift, Stage, Stages, TokenStep
 _OWN = frozenset((
     "initial_state", "output_final_state", "cu_seqlens", "save", "State", "collections", "functools",
     "run_stage", "tensors", "given", "stages", "states", "o", "count", "heads", "kind", "starts",
+    "state", "slots", "accepted", "keep", "views", "size", "start",
 ))  # fmt: skip
 _FUNCTIONS = {
     "exp": "math.exp({})", "log": "math.log({})", "sqrt": "math.sqrt({})", "tanh": "math.tanh({})",
@@ -67,6 +68,25 @@ class StandaloneCall:
 
 
 @dataclass(frozen=True, slots=True)
+class StandaloneStep:
+    """What templates/standalone_step.py.jinja asks for."""
+
+    function: str
+    arguments: tuple[str, ...]
+    arguments_text: str
+    layouts: tuple[str, ...]
+    carried: tuple[str, ...]
+    inputs: tuple[str, ...]
+    lines: tuple[str, ...]
+    head_counts: str
+    starts: tuple[str, ...]
+    views: tuple[str, ...]
+    token: int
+    step: str
+    consts: str
+
+
+@dataclass(frozen=True, slots=True)
 class StageModule:
     """The generated module of a stage, and its ``CONSTS``."""
 
@@ -75,22 +95,46 @@ class StageModule:
     consts: tuple[str, ...]
 
 
-def standalone_text(stages: Stages, modules: Sequence[StageModule], program: str | None) -> str:
+@dataclass(frozen=True, slots=True)
+class StepModule:
+    """The generated module that decodes, its ``CONSTS``, and ``DecodeForm.parts``."""
+
+    text: str
+    consts: tuple[str, ...]
+    parts: tuple[tuple[int | None, ...], ...]
+
+
+def standalone_text(
+    stages: Stages, modules: Sequence[StageModule], program: str | None, step: StepModule | None = None
+) -> str:
     """The text of a file that imports torch (and triton) only and gives the same bits as the op.
 
-    ``program`` is the module of the steps between several stages. The consts that modules take at each
-    call are keyword arguments here, but for sizes; all others are fixed in the text.
+    ``program`` is the module of the steps between several stages, ``step`` the one that decodes. The consts
+    that modules take at each call are keyword arguments here, but for sizes; others are fixed in the text.
     """
     texts = [m.text for m in modules]
-    if program is None:
+    if program is None and step is None:
         return _File(stages, modules, texts[0], ({},), None).text()
-    merged = merge({"": program, **{f"_stage{i}": text for i, text in enumerate(texts, 1)}})
-    head = [_heading(program), merged.imports, merged.common, merged.sections[0]]
-    for i, (module, section) in enumerate(zip(modules, merged.sections[1:], strict=True), 1):
-        title = f"# -- stage {i} of {len(modules)}: {ascii_text(module.stage.spec.name)} "
+    named = {"": texts[0]}
+    if program is not None:
+        named = {"": program, **{f"_stage{i}": text for i, text in enumerate(texts, 1)}}
+    if step is not None:  # the name of its kernel is that of the function to call
+        kernels = re.findall(r"^@triton\.jit\(do_not_specialize=.*\ndef (\w+)\(", step.text, re.M)
+        named["_step"] = (
+            re.sub(rf"\b({'|'.join(kernels)})\b", r"\1_kernel", step.text) if kernels else step.text
+        )
+    merged = merge(named)
+    head = [_heading(named[""]), merged.imports, merged.common, merged.sections[0]]
+    for i, section in enumerate(merged.sections[1:], 1):
+        title = "# -- a few tokens from states that are updated in place "
+        if program is not None and i <= len(modules):
+            title = f"# -- stage {i} of {len(modules)}: {ascii_text(modules[i - 1].stage.spec.name)} "
         head.append(f"{title:-<100}\n\n\n{section}")
     body = "\n\n\n".join(x.strip("\n") for x in head if x)
-    return _File(stages, modules, body, merged.names[1:], merged.names[0]["run"]).text()
+    of_stages = merged.names[:1] if program is None else merged.names[1 : len(modules) + 1]
+    run = None if program is None else merged.names[0]["run"]
+    last = None if step is None else (step, merged.names[-1]["step"])
+    return _File(stages, modules, body, of_stages, run, last).text()
 
 
 class _File:
@@ -103,8 +147,10 @@ class _File:
         body: str,
         names: Sequence[Mapping[str, str]],
         program: str | None,
+        step: tuple[StepModule, str] | None = None,
     ) -> None:
         self.stages = stages
+        self.step = step
         self.spec = spec = stages.spec
         self.modules = modules
         self.body = body
@@ -121,15 +167,8 @@ class _File:
 
     def text(self) -> str:
         spec = self.spec
-        wanted = {c for m in self.modules for c in m.consts} | set(self._numbers())
-        given = [c.name for c in spec.consts if c.name in wanted]
         names = {c.name: self.names.unique(c.name) for c in spec.consts}
-        for const in _needed(spec, given):
-            value = next(c.value for c in spec.consts if c.name == const)
-            sizes = {str(d): self._size(d) for d in ("K", "V") if d in _symbols(value)}
-            name, code = names[const], _python(value, names | sizes)
-            chosen = f"{code} if {name} is None else {name}" if const in given else code
-            self.lines.append(f"{name} = {chosen}")
+        given = self._const_lines(names, {c for m in self.modules for c in m.consts} | set(self._numbers()))
         calls = [self._call(m, r, names) for m, r in zip(self.modules, self.recurrences, strict=True)]
         numbers = [names.get(n) or f"float({self._size(n)})" for n in self._numbers()]
         starts = self._starts()
@@ -156,11 +195,62 @@ class _File:
                 numbers=tuple_text(numbers),
             ),
         ).rstrip("\n")
-        tail = "\n".join([*classes, call])
+        tail = "\n".join([*classes, call, *self._step_call(names)])
         needed = [lib for lib in ("collections", "functools", "math") if f"{lib}." in tail]
         missing = [lib for lib in needed if not re.search(rf"^import {lib}$", self.body, re.M)]
         head = _importing(self.body, missing) if missing else self.body
         return head.rstrip("\n") + "\n" + tail + "\n"
+
+    def _const_lines(self, names: dict[str, str], wanted: set[str]) -> list[str]:
+        """Adds lines that give the wanted consts their values; gives those that may be arguments."""
+        spec = self.spec
+        given = [c.name for c in spec.consts if c.name in wanted]
+        for const in _needed(spec, given):
+            value = next(c.value for c in spec.consts if c.name == const)
+            sizes = {str(d): self._size(d) for d in ("K", "V") if d in _symbols(value)}
+            name, code = names[const], _python(value, names | sizes)
+            chosen = f"{code} if {name} is None else {name}" if const in given else code
+            self.lines.append(f"{name} = {chosen}")
+        return given
+
+    def _step_call(self, names: dict[str, str]) -> Sequence[str]:
+        """The function that decodes, if it is wanted."""
+        if self.step is None:
+            return ()
+        (module, step), spec = self.step, self.spec
+        self.lines, self.sizes = [], {}
+        given = self._const_lines(names, set(module.consts))
+        consts = [names.get(c) or f"float({self._size(c)})" for c in module.consts]
+        starts = []
+        for dims, start in [
+            *((s.dims, s.start) for s in spec.states),
+            *((i.dims, 0.0) for i in spec.shifted),
+        ]:
+            sizes = ", ".join(["tensors[0].shape[0]", "heads", *(self._size(d) for d in dims)])
+            starts.append(f"(({sizes}), {_start(start)})")
+        rows = [(i, row) for i, own in enumerate(module.parts) for row in own]
+        return (
+            render(
+                "standalone_step.py.jinja",
+                StandaloneStep(
+                    function=self.names.unique(f"{spec.name}_step"),
+                    arguments=(*self.local.values(), "*", *(f"{names[c]}=None" for c in given)),
+                    arguments_text=", ".join(self.local.values()),
+                    layouts=tuple(f"{self.local[d.name]}: {_layout(d)}" for d in spec.inputs),
+                    carried=state_fields(spec),
+                    inputs=tuple(self.local.values()),
+                    lines=tuple(self.lines),
+                    head_counts=head_counts(spec),
+                    starts=tuple(starts),
+                    views=tuple(
+                        f"states[{i}]" if row is None else f"states[{i}].select(2, {row})" for i, row in rows
+                    ),
+                    token=next(i for i, d in enumerate(spec.inputs) if d.timed),
+                    step=step,
+                    consts=tuple_text(consts),
+                ),
+            ).rstrip("\n"),
+        )
 
     def _numbers(self) -> tuple[str, ...]:
         """The numbers of the steps between stages."""
@@ -200,8 +290,7 @@ class _File:
         made = []
         for state in spec.states:
             sizes = ", ".join(["count", "heads", *(self._size(d) for d in state.dims)])
-            value = show_float(state.start) if math.isfinite(state.start) else f'float("{state.start}")'
-            full = f"tensors[{token}].new_full(({sizes}), {value}, dtype=kind)"
+            full = f"tensors[{token}].new_full(({sizes}), {_start(state.start)}, dtype=kind)"
             made.append(full if state.start else "None")
         made += ["None" for _ in spec.shifted]
         return (
@@ -211,6 +300,10 @@ class _File:
             f"starts = {tuple_text(made)}",
             "given = tuple(start if x is None else x for x, start in zip(given, starts))",
         )
+
+
+def _start(value: float) -> str:
+    return show_float(value) if math.isfinite(value) else f'float("{value}")'
 
 
 def _heading(text: str) -> str:

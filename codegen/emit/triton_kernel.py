@@ -33,6 +33,8 @@ _RESERVED = (
     "step", "power", "pairs_decay", "span_sum", "row_sums", "token_sums", "tokens_within",
     "anchored_intervals", "meeting_blocks", "blocks_meet", "m_meet", "m_second", "m_between",
     "m_outside", "widened", "selected_sums", "running_sums", "bounded", "solve_dot", "o_apart",
+    "has_nan", "one_sided_product", "product_among", "bad_columns", "finite_entries",
+    "spoilt_by", "finite_gate",
 )  # fmt: skip
 
 
@@ -53,6 +55,7 @@ class KernelPrinter:
         state_dims: Axes = ("K", "V"),
         in_one_tile: bool = True,
         start: Start = "zeros",
+        nan_exact: bool = False,
         stepped: bool = False,
     ) -> None:
         self.state_dims = state_dims
@@ -73,6 +76,7 @@ class KernelPrinter:
             names,
             needs_zero=self._needs_zero(),
             turned=turned_axes(self.nodes, kernel),
+            nan_exact=nan_exact,
         )
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
@@ -344,7 +348,10 @@ class KernelPrinter:
             return
         at, mask = self._address(node, memory)
         where = f", mask={mask}, other=0.0" if mask else ""
-        line = f"{name} = tl.load({pointer}{at}{where})"
+        load = f"tl.load({pointer}{at}{where})"
+        line = f"{name} = {load}"
+        if self.kernel.family == "walk":
+            out.again[n] = load
         per_head = node.op == "param" and self.kernel.family == "walk"
         (self.before if per_head else out.lines).append(line)
         out.loaded(n, name, converted=memory.float32)

@@ -122,6 +122,7 @@ def emit_triton(
     schedule: str = "walk",
     super_chunk: int | None = None,
     launch: Launches = (),
+    nan_exact: bool = True,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
@@ -130,7 +131,8 @@ def emit_triton(
     output is float32. ``handed``: inputs whose types do not decide that of the operands of products.
     ``trace`` takes up what the names in the kernels stand for. ``schedule``: "walk", "two_level" (with
     super-chunks of ``super_chunk`` chunks, None for a choice at each call), or "auto" for a choice between
-    them at each call. ``launch``: sizes in place of the tables'. The text depends on nothing but the
+    them at each call. ``launch``: sizes in place of the tables'. ``nan_exact``: whether NaN of later tokens
+    is kept from earlier ones of a chunk. The text depends on nothing but the
     arguments and this package's version. Raises
     ``ArgumentError`` where there is no such schedule.
     """
@@ -142,7 +144,7 @@ def emit_triton(
     forced = schedule == "two_level"
     levels = forced or (schedule == "auto" and not invariant and not why_one_level(plan.plan))
     emitter = _Emitter(
-        canonical, plan, chunk_size, invariant, wide, handed, levels, forced, super_chunk, launch
+        canonical, plan, chunk_size, invariant, wide, handed, levels, forced, super_chunk, launch, nan_exact
     )
     text = emitter.run()
     if trace is not None:
@@ -163,7 +165,9 @@ class _Emitter:
         forced: bool,
         super_chunk: int | None,
         launch: Launches = (),
+        nan_exact: bool = True,
     ) -> None:
+        self.nan_exact = nan_exact
         self.canonical = canonical
         self.spec: RecurrenceSpec = canonical.spec
         self.rec = canonical.recurrences[0]
@@ -205,7 +209,14 @@ class _Emitter:
         state_dims = tuple(map(str, spec.states[0].dims))
         printed = {
             k.name: KernelPrinter(
-                plan, k, memory, self.title, state_dims, self._short(), stepped=self.stepped
+                plan,
+                k,
+                memory,
+                self.title,
+                state_dims,
+                self._short(),
+                stepped=self.stepped,
+                nan_exact=self.nan_exact and k in plan.forward,
             ).run()
             for k in (*plan.forward, *plan.backward)
         }

@@ -234,7 +234,7 @@ class JointScores:
             if not here:
                 continue
             step = self._name("step", c)
-            total = " + ".join(self._apply(part, scaled[p.source]) for p, part in here)
+            total = " + ".join(self._among(p, part, scaled[p.source]) for p, part in here)
             body.append(f"{step} = {self.factor} * ({total})")
             body += self._add(step, dx.get(tile.row), dy.get(tile.col), here)
             if dw:
@@ -410,6 +410,15 @@ class JointScores:
         if self.turned:
             return f"tl.dot({tile}, tl.trans({matrix}), input_precision=PRECISION)"
         return f"tl.dot({matrix}, {tile}, input_precision=PRECISION)"
+
+    def _among(self, product: MeetingProduct, part: str, tile: str) -> str:
+        """``_apply`` of the pairs that meet at a level, of which no other pair sees a NaN."""
+        if not self.out.nan_exact:
+            return self._apply(part, tile)
+        sides = {(True, False): ">", (False, True): "<"}.get((bool(product.lower), bool(product.upper)))
+        among = f"m_meet & (o_t[:, None] {sides} o_t[None, :])" if sides else "m_meet"
+        flags = (f"TURNED={self.turned}", "PRECISION=PRECISION")
+        return self.out.call("product_among", part, tile, among, *flags)
 
     def _name(self, what: str, *numbers: int) -> str:
         tail = "".join(str(n + 1) for n in numbers)

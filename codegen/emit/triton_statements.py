@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from linalg_dsl.codegen.emit.names import Names
+from linalg_dsl.codegen.emit.triangles import selected, triangle
 from linalg_dsl.codegen.emit.triton_scores import JointScores
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import FLOOR, OPS, Axes
@@ -82,6 +83,10 @@ class Statements:
     A product's first operand and its result then have the block's rows, 64 or more, where the tensor cores
     want 64; a chunk may be shorter. Its second operand is a tile as it was loaded.
     """
+    nan_exact: bool = False
+    """Whether products with triangles are looked at for what 0 times NaN leaves in them."""
+    again: dict[int, str] = field(default_factory=dict)
+    """How a tile is loaded that a loop over chunks has loaded before."""
     picks: dict[tuple[int, int], str] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
     """Lines that belong before a loop over blocks: where its sums begin."""
@@ -130,6 +135,7 @@ class Statements:
         self.text[n] = name
         if zero:
             self.zero.add(n)
+        self.lines += self._without_later(node, name)
 
     def accumulate(self, n: int) -> None:
         """Adds one block's share to a value that sums over an axis."""
@@ -208,7 +214,7 @@ class Statements:
             case "add":
                 return self._binary("+", node), all(whole)
             case "mul":
-                return self._binary("*", node), any(whole)
+                return self._product(node), any(whole)
             case "maximum" | "minimum":
                 a, b = (self.value(x, axes) for x in args)
                 return f"tl.{node.op}({a}, {b})", all(whole)
@@ -289,6 +295,36 @@ class Statements:
             case _:
                 raise InternalError(f"{node.op} has no statement: the plan is not lowered")
 
+    def _product(self, node: Node) -> str:
+        """Elementwise; above the diagonal zero whatever the other factor is there."""
+        known = [triangle(self.nodes, a) for a in node.args]
+        product = self._binary("*", node)
+        if all(k or self.nodes[a].op == "number" for a, k in zip(node.args, known, strict=True)):
+            return product
+        return selected(next((k for k in known if k), None), product)
+
+    def _without_later(self, node: Node, name: str) -> list[str]:
+        """What a product with a triangle does so that later tokens leave no trace, not of NaN either."""
+        plain = node.op == "compose" and not node.attr("left") and not node.attr("right")
+        if not (plain or node.op in ("apply", "apply_t")) or len(self.nodes[node.args[1]].axes) == 1:
+            return []
+        kind = triangle(self.nodes, node.args[0])
+        if kind is None or not self.nan_exact:
+            return []
+        turned = self.tile(self.nodes[node.args[1]].axes)[0] != "t"
+        flags = f"TURNED={turned}, BACK={node.op == 'apply_t'}, STRICT={kind == 'strict'}"
+        lines, operands = [], []
+        for n in node.args:
+            text = self.value(n) if plain else self.operand(n)
+            if n in self.again and n == node.args[1]:  # once more, so that no other use is seen of the first
+                copy = self.names.unique(f"{self.text[n]}_again")
+                lines.append(f"    {copy} = {self.again[n]}")
+                text = f"{copy}.to({'tl.float32' if plain else 'DOT'})"
+            operands.append(text)
+        self.library.add("has_nan")
+        call = self.call("one_sided_product", *operands, "C", flags, "PRECISION=PRECISION")
+        return [f"if has_nan({name}):", *lines, f"    {name} = {call}"]
+
     def _sums(self, node: Node, arg: str, *, after: bool, strict: bool) -> str:
         """Sums over the tokens up to, or from, each one; ``node`` tells the axes."""
         flags = (f"AFTER={after}", f"STRICT={strict}")
@@ -309,7 +345,7 @@ class Statements:
             name = self.gates[value] = self.names.unique("b_log2_gate")
             self.lines += [
                 "# to base 2, and finite where it is a reset: products with 0 and 1 sum it up",
-                f"{name} = tl.maximum({value}, -1e30) * 1.4426950408889634",
+                f"{name} = {self.call('finite_gate', value)} * 1.4426950408889634",
             ]
         return self.gates[value]
 
@@ -320,9 +356,10 @@ class Statements:
             case "score":
                 return f"{a}[:, None] * {z}[None, :]"
             case "apply":
-                return f"tl.sum({a} * {z}[None, :], 1)"
+                product, axis = f"{a} * {z}[None, :]", 1
             case _:
-                return f"tl.sum({a} * {z}[:, None], 0)"
+                product, axis = f"{a} * {z}[:, None]", 0
+        return f"tl.sum({selected(triangle(self.nodes, node.args[0]), product)}, {axis})"
 
     def _compose(self, node: Node) -> str:
         """Decays times decays, of which other factors are made: in float32."""
@@ -435,6 +472,8 @@ class Statements:
         self.library.add("solve_dot")
         self.lines.append("o_apart = o_t[:, None] ^ o_t[None, :]")
         system: dict[tuple[int, int], str] = {}
+        self.library |= {"bad_columns", "finite_entries", "spoilt_by"}
+        bad = self.names.unique("b_bad")
         inverse: dict[tuple[int, int], str] = {}
         for i in range(r):
             for k in range(r):
@@ -444,7 +483,12 @@ class Statements:
                 first = "0.0"
                 if terms:
                     system[i, k] = self.names.unique(f"b_n_{i + 1}{k + 1}")
-                    self.lines.append(f"{system[i, k]} = {' + '.join(terms)}")
+                    found = f"bad_columns({system[i, k]}, o_t)"
+                    self.lines += [
+                        f"{system[i, k]} = {' + '.join(terms)}",
+                        f"{bad} = {found if len(system) == 1 else f'tl.maximum({bad}, {found})'}",
+                        f"{system[i, k]} = finite_entries({system[i, k]})",
+                    ]
                     first = f"tl.where(o_apart == 1, {system[i, k]}, 0.0)"
                 inverse[i, k] = self.names.unique(f"b_ut_{i + 1}{k + 1}")
                 if i == k:
@@ -476,6 +520,7 @@ class Statements:
         }
         self.lines += [f"    {fresh[key]} = {' + '.join(updates[key])}" for key in fresh]
         self.lines += [f"    {inverse[key]} += {fresh[key]}" for key in fresh]
+        self.lines += [f"{x} = spoilt_by({x}, {bad}, o_t)" for x in inverse.values() if system]
         for i in range(r):
             for k in range(r):
                 self.picks[n, i * r + k] = inverse[i, k]

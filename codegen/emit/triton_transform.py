@@ -59,13 +59,16 @@ class TransformText:
                 block = f"tl.load({self.pointer(score)} + i_pairs + o_pairs, mask={where}, other=0.0)"
                 value = f"{out.value(entry)}[None, :]" if nodes[entry].axes else out.value(entry)
                 out.lines.append(f"b_system += {value} * {block}")
-        out.library.add("meeting_tokens")
+        out.library |= {"meeting_tokens", "bad_columns", "finite_entries", "spoilt_by"}
         out.lines += [
+            "b_bad = bad_columns(b_system, o_t)",
+            "b_system = finite_entries(b_system)",
             "b_transform = tl.where(o_r[:, None] == o_r[None, :], 1.0, 0.0)",
             "for level in range(LEVELS):",
             "    b_meeting = tl.where(meeting_tokens(level, o_t), b_system, 0.0)",
             "    b_half_step = tl.dot(b_meeting, b_transform, input_precision=SOLVE)",
             "    b_transform += tl.dot(b_transform, b_half_step, input_precision=SOLVE)",
+            "b_transform = spoilt_by(b_transform, b_bad, o_t)",
         ]
         for pick in self.kernel.stores:
             i, k = divmod(int(str(nodes[pick].attr("index"))), r)

@@ -74,7 +74,8 @@ def choose_decode(
         while block > 8 and (own * block > 8192 or lanes * (cut // block) < units):
             block //= 2
     held = whole + own * block if cut else max(own, whole)
-    warps = 1
-    while warps < (16 if whole > 8192 else 8) and held > 32 * warps * 32:
+    warps = 1  # a vector beside a matrix is no reason for twice as many
+    while warps < (16 if whole > 8192 else 8) and held * 7 // 8 > 32 * warps * 32:
         warps *= 2
-    return block, warps, 2 if held <= 32 * warps * 32 else 1
+    # 16 warps leave a thread 128 registers: there is no room for the loads of a second token
+    return block, warps, 2 if held <= 32 * warps * 32 and warps < 16 else 1

@@ -164,6 +164,8 @@ class StepExpressions(TokenExpressions):
             if self._inner(items, i) == 1:
                 return self._outer(self._chain(items[:i]), self._chain(items[i:], scale))
         for i in range(1, len(items)):
+            if _is_diagonal(items[:i]) or _is_diagonal(items[i:]):
+                continue  # applied entry by entry below, never formed
             if is_small(dim := self._inner(items, i)):
                 value = self._rows(items[:i], items[i:], dim)
                 return replace(value, node=b.mul(scale, value.node))
@@ -188,9 +190,10 @@ class StepExpressions(TokenExpressions):
     def _anchor(self, items: Sequence[Expr | Value]) -> int:
         """Which factor to begin with: an end that is a vector or a few rows, else one that is not square."""
         shapes = [self._shape(x) for x in items]
-        if shapes[0][0] == 1 or is_small(shapes[0][0]):
+        first, last = shapes[0], shapes[-1]
+        if first[0] == 1 or (is_small(first[0]) and first[0] != first[1]):
             return 0
-        if shapes[-1][1] == 1 or is_small(shapes[-1][1]):
+        if last[1] == 1 or (is_small(last[1]) and last[0] != last[1]):
             return len(items) - 1
         return next((i for i, s in enumerate(shapes) if s[0] != s[1]), len(items) - 1)
 
@@ -340,6 +343,10 @@ class StepExpressions(TokenExpressions):
                 return Value(b.mul(above, b.unary("reciprocal", below)), row, col)
             case _:
                 raise InternalError(f"{type(expr).__name__} is not a square matrix")
+
+
+def _is_diagonal(items: Sequence[Expr | Value]) -> bool:
+    return all(isinstance(x, (Diag, Identity)) for x in items)
 
 
 @dataclass(frozen=True, slots=True)

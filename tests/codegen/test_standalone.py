@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from runtime_cases import OWN
 from torch import Tensor
 
 import linalg_dsl
+from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.draw import draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
 
@@ -107,3 +110,49 @@ def test_the_file_imports_torch_and_the_standard_library_only(tmp_path: Path) ->
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert run.stdout.strip() == "torch.Size([1, 5, 1, 4])", run.stderr
+
+
+@pytest.mark.parametrize("name", ["delta", "looking_back", "mlstm", "lstm", "delta_product"])
+def test_steps_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    op = linalg_dsl.compile({"delta": DELTA, **OWN}.get(name) or catalogue_text(name))
+    path = op.export(tmp_path / "mine.py", backend="torch", step=True)
+    scope: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), scope)
+    step = scope[f"{op.spec.name}_step"]
+    tensors = list(draw(op.spec, 3, 2, 2, 4, 3, dtype=torch.float32).values())
+    (found, first), (wanted, second) = step(*tensors), op.step(*tensors)
+    pools = [
+        [x.repeat(3, *[1] * (x.dim() - 1)) for x in ([s] if isinstance(s, Tensor) else s)]
+        for s in (first, second)
+    ]
+    states: Any = [p[0] if len(p) == 1 else op.state_type(*p) for p in pools]
+    options = {"slots": torch.tensor([7, -1, 2]), "accepted": torch.tensor([1, 2, 2])}
+    both = [f(*tensors, state=s, **options) for f, s in zip((step, op.step), states, strict=True)]
+    ahead = [f(*tensors, state=s, accepted=0) for f, s in zip((step, op.step), (first, second), strict=True)]
+    assert torch.equal(found, wanted)
+    assert torch.equal(both[0][0], both[1][0])
+    assert torch.equal(ahead[0][0], ahead[1][0])
+    for x, y in zip(*pools, strict=True):
+        assert torch.equal(x, y)
+    o = scope[op.spec.name](*tensors)
+    assert torch.equal(o, op(*tensors))
+
+
+def test_a_step_of_kernels(tmp_path: Path) -> None:
+    op = linalg_dsl.compile(DELTA, backend="triton")
+    path = op.export(tmp_path / "mine.py", step=True)
+    spec = importlib.util.spec_from_file_location("exported_kernels", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tensors = list(draw(op.spec, 2, 1, 2, 4, 3, dtype=torch.float32).values())
+    (found, first), (wanted, second) = module.delta_step(*tensors), op.step(*tensors)
+    assert torch.equal(found, wanted)
+    assert torch.equal(first, second)
+
+
+def test_there_is_no_step_of_a_reversed_op(tmp_path: Path) -> None:
+    op = linalg_dsl.compile(DELTA, reverse=True)
+    with pytest.raises(linalg_dsl.ArgumentError, match="step runs from earlier to later tokens"):
+        op.export(tmp_path / "mine.py", backend="torch", step=True)

@@ -77,6 +77,32 @@ def both_ways(y, level, C: tl.constexpr):
 
 
 @triton.jit
+def product(w, y, C: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr, TURNED: tl.constexpr):
+    o = tl.arange(0, C)
+    inside = o[:, None] > o[None, :] if STRICT else o[:, None] >= o[None, :]
+    a = tl.where(inside, 1.0, 0.0)
+    d = tl.arange(0, 16)
+    at = o[None, :] * 16 + d[:, None] if TURNED else o[:, None] * 16 + d[None, :]
+    z = tl.load(w + at)
+    if TURNED:
+        r = tl.dot(z, a if BACK else tl.trans(a), input_precision="ieee")
+    else:
+        r = tl.dot(tl.trans(a) if BACK else a, z, input_precision="ieee")
+    if has_nan(r):
+        r = one_sided_product(a, z, C, TURNED, BACK, STRICT, "ieee")
+    tl.store(y + at, r)
+
+
+@triton.jit
+def inverse_spoilt(w, y, C: tl.constexpr):
+    o = tl.arange(0, C)
+    at = o[:, None] * C + o[None, :]
+    n = tl.load(w + at)
+    whole = tl.where(o[:, None] >= o[None, :], 1.0, 0.0)
+    tl.store(y + at, tl.where(finite_entries(n) == n, 0.0, 1.0) + spoilt_by(whole, bad_columns(n, o), o))
+
+
+@triton.jit
 def intervals(y, level, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
     o = tl.arange(0, C)
     tl.store(y + o[:, None] * C + o[None, :], anchored_intervals(level, C, EXCLUSIVE))
@@ -187,6 +213,36 @@ def test_blocks_meet_in_either_order(C: int, library: ModuleType) -> None:
     for level in range(C.bit_length() - 1):
         met = run(library.meeting, None, (C, C), level, C=C)
         assert torch.equal(run(library.both_ways, None, (C, C), level, C=C), met + met.T)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+def test_products_with_a_triangle_keep_what_is_not_finite_to_one_side(
+    strict: bool, back: bool, turned: bool, library: ModuleType
+) -> None:
+    z = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)).double()
+    a = torch.ones(16, 16).double().tril(-1 if strict else 0)
+    want = (a.T if back else a) @ z
+    z[5, 2], z[9, 2], z[7, 4] = float("nan"), float("inf"), -float("inf")
+    got = run(library.product, z, (16, 16), C=16, BACK=back, STRICT=strict, TURNED=turned)
+    rows = torch.arange(16)
+    for column in range(16):
+        first, last = {2: (5, 9), 4: (7, 7)}.get(column, (16, -1))
+        spoilt = (rows < last + (not strict)) if back else (rows >= first + strict)
+        assert torch.equal(~got[:, column].isfinite(), spoilt)
+        torch.testing.assert_close(got[~spoilt, column], want[~spoilt, column], rtol=1e-5, atol=1e-5)
+
+
+def test_an_inverse_is_spoilt_where_an_entry_goes_into_it(library: ModuleType) -> None:
+    n = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)).double()
+    n[9, 4], n[3, 12] = (
+        float("inf"),
+        float("nan"),
+    )  # one below the diagonal, one above, which counts for nothing
+    got = run(library.inverse_spoilt, n, (16, 16), C=16)
+    t = torch.arange(16)
+    assert torch.equal(got.isnan(), (t[:, None] >= 9) & (t[None, :] <= 4))
 
 
 @pytest.mark.parametrize("C", CHUNKS)

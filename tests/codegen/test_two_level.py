@@ -158,7 +158,7 @@ def call(module: ModuleType, name: str, B: int, T: int, H: int, cu: Tensor | Non
     shapes = [(B, T, H, *(sizes[str(d)] for d in decl.dims)) for decl in spec.inputs]
     kinds = [torch.bfloat16 if decl.dims else torch.float32 for decl in spec.inputs]
     tensors = [torch.empty(s, dtype=k, device="meta") for s, k in zip(shapes, kinds, strict=True)]
-    return module.Call(tensors, cu)
+    return module.Call(tensors, (), cu)
 
 
 def test_super_chunks_fill_one_wave(monkeypatch: pytest.MonkeyPatch) -> None:

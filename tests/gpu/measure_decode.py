@@ -32,9 +32,6 @@ H, K, V = 16, 128, 128
 HOST, STEP, SHARE = 120.0, 40.0, 0.85
 
 
-os.environ.setdefault("LINALG_DSL_REPLAY", "1")
-
-
 class Stub:
     """A jit function that compiles to a kernel whose launch does nothing."""
 
@@ -137,9 +134,9 @@ def copy_speed() -> float:
     """Bytes per second of a copy."""
     import torch
 
-    x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    y = torch.empty_like(x)
-    return 2 * x.numel() / (device_us(lambda: y.copy_(x)) / 1e6)
+    from linalg_dsl.ops.bench import device_rates
+
+    return device_rates(torch.device("cuda"), torch.bfloat16).bandwidth
 
 
 def decode_case(name: str, batch: int) -> tuple[Callable[[], object], int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from runtime_cases import OWN
 from torch import Tensor
 
 import linalg_dsl
@@ -18,11 +19,6 @@ from linalg_dsl.ops.draw import draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LINALG_DSL_REPLAY", "1")
 
 
 SMALLER = {"abc": 16.0, "gsa": 16.0, "raven": 16.0, "blurry_window": 16.0}
@@ -239,3 +235,56 @@ def test_torch_compile_with_inductor_steps_in_place() -> None:
     found = torch.compile(run, fullgraph=True)(other, *tensors.values())
     assert torch.allclose(found, wanted)
     assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["gla", "gated_delta_rule", "mlstm", "longhorn"])
+def test_packed_calls_are_replayed_with_what_their_offsets_hold_now(name: str) -> None:
+    op, exact = op_of(name), op_of(name, backend="torch")
+    tensors = draw(op.spec, 1, 300, 2, 64, 64, dtype=torch.float32, device="cuda")
+    wide = {n: x.double().cpu() for n, x in tensors.items()}
+    offsets = torch.tensor([0, 0, 100, 130, 300], dtype=torch.int32, device="cuda")
+    kinds = [[0, 0, 100, 130, 300], [0, 0, 100, 130, 300], [0, 0, 100, 130, 300], [0, 64, 64, 299, 300]]
+    for strict, cuts in zip((False, False, False, True), kinds, strict=True):
+        offsets.copy_(torch.tensor(cuts, dtype=torch.int32))
+        torch.cuda.set_sync_debug_mode("error" if strict else "default")
+        try:
+            with torch.no_grad():
+                o, last = op(**tensors, cu_seqlens=offsets, output_final_state=True)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        wanted, ends = exact(**wide, cu_seqlens=torch.tensor(cuts), output_final_state=True)
+        assert error(o, wanted) < 1e-3
+        for x, y in zip(listed(last), listed(ends), strict=True):
+            assert error(x, y) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["gla", "gated_delta_rule", "own_scan"])
+def test_tokens_of_no_sequence_are_zero(name: str) -> None:
+    op = linalg_dsl.compile(OWN[name]) if name in OWN else op_of(name)
+    tensors = draw(op.spec, 1, 300, 2, 64, 64, dtype=torch.bfloat16, device="cuda")
+    leaves = {n: x.requires_grad_() for n, x in tensors.items()}
+    o = op(**leaves, cu_seqlens=torch.tensor([10, 90, 250], device="cuda"))
+    grads = torch.autograd.grad(o.float().square().sum(), list(leaves.values()))
+    timed = [g for g, d in zip(grads, op.spec.inputs, strict=True) if d.timed]
+    for x in (o, *timed):
+        assert not x[:, :10].any()
+        assert not x[:, 250:].any()
+        assert x[:, 10:250].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "name", ["linear_attention", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "gated_oja"]
+)
+def test_nan_and_infinity_of_later_tokens_leave_no_trace(name: str, dtype: torch.dtype) -> None:
+    op = op_of(name)
+    tensors = draw(op.spec, 1, 200, 2, 64, 64, dtype=dtype, device="cuda")
+    clean = op(**tensors)
+    for decl in op.spec.inputs:
+        for value in (float("nan"), float("inf")) if decl.timed else ():
+            x = tensors[decl.name].clone()
+            x[0, 150, 1].view(-1)[-1] = value
+            o = op(**{**tensors, decl.name: x})
+            assert torch.equal(o[:, :150], clean[:, :150])
+            assert torch.equal(o[:, :, 0], clean[:, :, 0])
+            assert not o[0, 150, 1].isfinite().all()

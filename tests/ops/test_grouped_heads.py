@@ -100,6 +100,39 @@ def test_a_stage_runs_with_no_more_heads_than_its_inputs_have() -> None:
     o, _ = op.run_stages(runs, call, None, False)
     assert o.shape[2] == 4
     assert [max(counts) for counts in seen] == [2, 4]
+    _, spread = op.run_stages(runs, call, None, True)  # states that come out are spread, not the inputs
+    states = [x for x in spread if x is not None]
+    assert seen[2:] == seen[:2]
+    assert [x.shape[1] for x in states] == [4, 4]
+    # states that go in have heads of their own, which the inputs of a stage go on to share
+    initial = [torch.randn(1, 4, *x.shape[2:]) for x in states]
+    given = bind(op.spec, (), {**tensors, **consts}, initial, None)
+    o, ends = op.run_stages(runs, given, None, True)
+    assert seen[4] == seen[0]
+    wanted, last = op.reference(**tensors, **consts, initial_state=initial, output_final_state=True)
+    for x, y in zip((o, *ends), (wanted, *last), strict=True):
+        assert x is not None
+        assert torch.allclose(x, y.to(x.dtype), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gsa", "mlstm"])
+def test_kernels_of_a_stage_take_states_with_more_heads_than_inputs(name: str) -> None:
+    op, exact = compiled(name, "triton"), compiled(name, "torch")
+    consts = CONSTS.get(name, {})
+    few = {i.name: 1 for i in op.spec.inputs[:-1]}
+    tensors = draw(op.spec, 1, 5, 2, 3, 4, dtype=torch.float32, consts=consts, heads=few)
+    _, last = exact(**tensors, **consts, output_final_state=True)
+    state = [torch.randn_like(x) for x in last]
+    options = {**consts, "initial_state": state, "output_final_state": True}
+    leaves = [x.requires_grad_() for x in (*tensors.values(), *state)]
+
+    def results(f: Any) -> list[Tensor]:
+        o, last = f(**tensors, **options)
+        grads = torch.autograd.grad(o.sum() + sum(x.sum() for x in last), leaves, allow_unused=True)
+        return [o, *last, *(torch.zeros(()) if g is None else g for g in grads)]
+
+    for x, y in zip(results(op), results(exact), strict=True):
+        assert torch.allclose(x, y, atol=1e-4, rtol=1e-4)
 
 
 def test_heads_of_what_the_output_does_not_read_count() -> None:

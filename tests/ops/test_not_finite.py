@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from runtime_cases import CLASSES, call, inputs_of, op_of, random_like, with_gradients, worst
+from runtime_cases import CLASSES, KERNELS, call, inputs_of, op_of, random_like, with_gradients, worst
 from torch import Tensor
 
 BOUNDS = [0, 4, 21, 40]
@@ -80,29 +80,73 @@ def test_a_state_spoils_its_own_sequence_and_head(name: str) -> None:
     assert results[0][:, :, ::2].isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["gated_delta_rule", "own_scan"])
-def test_kernels_keep_to_the_sequence_the_head_and_the_chunk(name: str) -> None:
-    """A product inside a chunk of 16 tokens takes NaN to its earlier tokens; a scan has no chunks."""
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_spoil_what_the_step_loop_spoils(name: str) -> None:
+    """To the last bit the same numbers at all tokens before: 0 * NaN inside a chunk leaves no trace."""
     op = op_of(name, backend="triton", chunk_size=16)
+    tensors, states = inputs_of(op, 1, 20, 2, 4, 3)
+    clean = call(op, tensors, states)
+    for i, decl in enumerate(op.spec.inputs):
+        if not decl.timed:
+            continue
+        x = tensors[i].clone()
+        x[0, 9, 1].view(-1)[-1] = math.inf if decl.name == "v" else math.nan
+        given = [*tensors[:i], x, *tensors[i + 1 :]]
+        found, wanted = call(op, given, states), call(op.reference, given, states)
+        assert torch.equal(found[0][:, :9], clean[0][:, :9])
+        assert torch.equal(found[0][:, :, 0], clean[0][:, :, 0])
+        assert all(torch.equal(a[:, 0], b[:, 0]) for a, b in zip(found[1:], clean[1:], strict=True))
+        for got, want in zip(found, wanted, strict=True):
+            assert not (want.isfinite() & ~got.isfinite()).any()
+            assert got.isfinite().all() == want.isfinite().all()
+        assert torch.equal(found[0].isfinite(), wanted[0].isfinite())
+
+
+def test_the_look_at_products_can_be_left_out() -> None:
+    """What it costs then: an earlier token of the chunk, none of the chunk before."""
+    given: list[list[Tensor]] = []
+    for exact in (True, False):
+        op = op_of("simple_gla", backend="triton", chunk_size=16, nan_exact=exact)
+        tensors, states = inputs_of(op, 1, 36, 1, 4, 3)
+        tensors[2][0, 25, 0, 1] = math.nan
+        given.append(call(op, tensors, states))
+        assert ("one_sided_product" in op.source()) == exact
+    assert torch.equal(given[0][0][:, :16], given[1][0][:, :16])
+    assert given[0][0][:, :25].isfinite().all()
+    assert given[1][0][0, 16:25, 0, 1].isnan().all()
+
+
+def test_kernels_keep_to_the_sequence_and_the_head() -> None:
+    op = op_of("gated_delta_rule", backend="triton", chunk_size=16)
     tensors, states = inputs_of(op, 1, 40, 3, 4, 3, N=3)
     offsets = torch.tensor([0, 4, 38, 40])
     clean, d_clean = with_gradients(op, tensors, states, cu_seqlens=offsets)
-    i = next(i for i, d in enumerate(op.spec.inputs) if d.name in ("v", "x"))
-    spoilt = tensors[i].clone()
-    spoilt[0, 25, 1] = math.nan  # the sixth token of the second chunk of the second sequence
-    given = [*tensors[:i], spoilt, *tensors[i + 1 :]]
-    found, grads = with_gradients(op, given, states, cu_seqlens=offsets)
-    first = 25 if name == "own_scan" else 20
+    tensors[2] = tensors[2].clone()
+    tensors[2][0, 25, 1] = math.nan  # the sixth token of the second chunk of the second sequence
+    found, grads = with_gradients(op, tensors, states, cu_seqlens=offsets)
     reached = torch.zeros(found[0].shape, dtype=torch.bool)
-    reached[0, first:38, 1] = True
+    reached[0, 25:38, 1] = True
     assert torch.equal(found[0][~reached], clean[0][~reached])
-    assert found[0][0, 25:38, 1].isnan().any()
-    for got, want in zip(found[1:], clean[1:], strict=True):
-        rest = torch.ones(got.shape[:2], dtype=torch.bool)
-        rest[1, 1] = False
-        assert torch.equal(got[rest], want[rest])
+    assert found[0][reached].isnan().all()
+    rest = torch.ones((3, 3), dtype=torch.bool)
+    rest[1, 1] = False
+    assert torch.equal(found[1][rest], clean[1][rest])
     others = torch.ones((1, 40, 3), dtype=torch.bool)
     others[:, 4:38, 1] = False
-    for got, want, d in zip(grads, d_clean, op.spec.inputs, strict=False):
-        if d.timed:
+    for got, want, decl in zip(grads, d_clean, op.spec.inputs, strict=False):
+        if decl.timed:
             assert torch.equal(got[others], want[others])
+
+
+@pytest.mark.parametrize("name", ["gla", "value_erase"])
+def test_a_gate_that_is_nan_or_inf_is_no_reset(name: str) -> None:
+    """Sums of gates per channel are products with 0 and 1, for which -inf is replaced by a large number."""
+    op = op_of(name, backend="triton", chunk_size=16)
+    tensors, states = inputs_of(op, 1, 20, 1, 4, 3)
+    i = next(i for i, d in enumerate(op.spec.inputs) if d.kind == "log_gate")
+    for values in ((math.nan, 0.0), (math.inf, 0.0), (math.inf, -math.inf), (-math.inf, 0.0)):
+        gates = tensors[i].clone()
+        gates[0, 9, 0, 1], gates[0, 11, 0, 1] = values
+        given = [*tensors[:i], gates, *tensors[i + 1 :]]
+        found, wanted = call(op, given, states), call(op.reference, given, states)
+        assert torch.equal(found[0].isfinite(), wanted[0].isfinite())

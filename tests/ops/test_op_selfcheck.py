@@ -206,7 +206,7 @@ def test_kernels_as_the_call_would_run_them_pass() -> None:
     modules = op.operator("triton").module, op.operator("torch").module
     for launch in (Launch((2, 1, 1, 1), 100, False), Launch((2, 1, 1, 1), 100, two_level=True)):
         known_answer(op.spec, *modules, like, {}, (), launch)
-        assert getattr(pinned(modules[0], launch).Call(like, None), "super_chunk", 0) == launch.two_level
+        assert getattr(pinned(modules[0], launch).Call(like, (), None), "super_chunk", 0) == launch.two_level
 
 
 def test_a_pass_is_noted_for_other_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

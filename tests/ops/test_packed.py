@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from typing import Any
 
 import pytest
 import torch
 from runtime_cases import CLASSES, OWN, call, inputs_of, op_of, with_gradients, worst
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from linalg_dsl.errors import ArgumentError
@@ -64,6 +66,8 @@ def test_launching_looks_at_no_data(name: str, packed: bool, monkeypatch: pytest
         monkeypatch.setattr(
             module.Call, "launch", lambda self, kernel, *rest, log=launched: log.append(kernel.__name__)
         )
+        for kernel in ("packed_tables_kernel", "clear_kernel"):
+            monkeypatch.setattr(module, kernel, defaultdict(lambda: lambda *a, **k: None))
         sizes = {"K": 4, "V": 3, "n": 2}
         with FakeTensorMode():
             offsets = torch.zeros(4, dtype=torch.int32) if packed else None
@@ -142,6 +146,36 @@ def test_torch_compile_takes_other_packings_as_they_are() -> None:
         found, wanted = (call(f, tensors, states, cu_seqlens=offsets) for f in (fast, op))
         assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+@pytest.mark.parametrize("name", ["gla", "own_scan"])
+def test_tokens_of_no_sequence_are_zero_and_wrong_offsets_leave_no_tensor(name: str) -> None:
+    """Offsets on a GPU are not looked at; here a module is called past the check that CPU tensors have."""
+    op = op_of(name, backend="triton", chunk_size=16)
+    module = op.operator("triton").module
+    whole, _ = inputs_of(op, 1, 40, 2, 4, 3)
+    tensors = tuple(x.contiguous() for x in whole)
+    consts = (0.5,) * len(module.CONSTS)
+    inner = tuple(
+        x[:, 7:31].contiguous() if d.timed else x for x, d in zip(tensors, op.spec.inputs, strict=True)
+    )
+
+    def both(given: tuple[Tensor, ...], cuts: list[int]) -> list[Tensor]:
+        offsets = torch.tensor(cuts)
+        o, last, kept = module.forward(given, (None,), consts, offsets, True, True)
+        grads, _ = module.backward(given, (None,), consts, offsets, kept, torch.ones_like(o), None)
+        return [o, *last, *grads]
+
+    found, wanted = both(tensors, [7, 12, 31]), both(inner, [0, 5, 24])
+    for cuts in ([-9, 12, 99], [40, 0, 40], [3, 30, 20, 40], [0, 50, 40]):
+        both(tensors, cuts)
+    for x, y in zip(found, wanted, strict=True):
+        if x.shape == y.shape:
+            assert torch.equal(x, y)
+        else:
+            assert torch.equal(x[:, 7:31], y)
+            assert not x[:, :7].any()
+            assert not x[:, 31:].any()
 
 
 @pytest.mark.parametrize(("name", "count"), [("simple_gla", 5_000), ("own_scan", 70_000)])

@@ -62,6 +62,38 @@ def test_a_forward_call_is_replayed_with_its_own_tensors(name: str, counted: lis
     assert len(counted) == 3
 
 
+@pytest.mark.parametrize("name", ["gla", "delta_rule", "longhorn"])
+def test_a_packed_call_is_replayed_with_what_its_offsets_hold_now(name: str, counted: list[int]) -> None:
+    op, exact = pair(name)
+    op = op.with_options(chunk_size=16)
+    tensors = draw(op.spec, 1, 40, 2, 3, 4, dtype=torch.float32)
+    state = torch.randn(4, 2, 3, 4)
+    offsets = torch.tensor([0, 0, 7, 9, 40], dtype=torch.int32)
+    options: dict[str, Any] = {"initial_state": state, "output_final_state": True, "cu_seqlens": offsets}
+    for cuts in ([0, 7, 9], [0, 7, 9], [0, 7, 9], [20, 20, 39], [40, 40, 40], [1, 2, 3]):
+        offsets[1:4] = torch.tensor(cuts)  # in place: nothing that was made of them may be kept
+        close(op(**tensors, **options), exact(**tensors, **options))
+    assert len(counted) == 4
+    offsets[2] = 41
+    with pytest.raises(linalg_dsl.ArgumentError, match="cu_seqlens must rise from 0 to T = 40"):
+        op(**tensors, **options)
+    close(op(**tensors), exact(**tensors))  # without offsets it is another call
+    assert len(counted) == 4
+    options["cu_seqlens"] = torch.tensor([0, 13, 40])
+    options["initial_state"] = state[:2]
+    close(op(**tensors, **options), exact(**tensors, **options))
+    assert len(counted) == 4
+
+
+def test_replay_can_be_switched_off(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(replay_module.ENVIRONMENT_VARIABLE, "0")
+    op, exact = pair("gla")
+    tensors = draw(op.spec, 1, 5, 2, 3, 4, dtype=torch.float32)
+    for _ in range(4):
+        close(op(**tensors), exact(**tensors))
+    assert not counted
+
+
 def test_tensors_that_were_one_are_two_in_a_call_that_is_alike(counted: list[int]) -> None:
     op, exact = pair("gla")
     tensors = draw(op.spec, 1, 4, 2, 3, 4, dtype=torch.float32)
