@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 TYPED := build/typecheck
 MYPY := $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath pyproject.toml)
 
-.PHONY: demo test lint format test-gpu compile-all fuzz digits clean
+.PHONY: demo test lint format test-gpu compile-all fuzz mutants digits clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -27,6 +27,10 @@ MINUTES ?= 60
 SEED ?=
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m linalg_dsl.testing.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# the property kit against typical faults of kernels, half an hour of one core: docs/mutants.md
+mutants: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/testing/mutants.py --jobs $(JOBS) --write docs/mutants.md
 
 # the table of docs/precision.md: every entry of the catalogue at every nasty end, a quarter of an hour of one core
 digits: $(STAMP)

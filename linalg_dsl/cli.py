@@ -159,7 +159,7 @@ def check(
     ] = None,
     length: Annotated[int, typer.Option(min=1, help="bytes of the text that are used at most")] = 4096,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="check over T and strengths of gates, and plot the errors")
+        Path | None, typer.Option("--plot", help="draw the errors over T and strengths of gates")
     ] = None,
     draws: Annotated[
         int, typer.Option(min=0, help="ordinary and extreme inputs of the certificate; 0: no certificate")
@@ -201,16 +201,18 @@ def check(
     loaded, output = load_spec(spec), Output(json)
     if replay is not None:
         good = replay_case(loaded, request, replay, output)
-    elif plot is not None:
-        if text is not None or gates is not None:
-            raise ArgumentError(
-                "--plot goes over gates and lengths of random inputs: leave out --text and --gates"
-            )
+    elif plot is not None and (text is not None or gates is not None):
+        raise ArgumentError(
+            "--plot goes over gates and lengths of random inputs: leave out --text and --gates"
+        )
+    elif plot is not None and (sizes or not draws):
+        if keep is not None:
+            raise ArgumentError("--keep keeps the worst input of a certificate: leave out sizes")
         good = check_over_lengths(loaded, request, sizes, plot, output)
     elif text is not None:
         good = check_on_text(loaded, request, text, length, sizes, output)
     else:
-        good = check_random(loaded, request, gates, sizes, output, draws, keep)
+        good = check_random(loaded, request, gates, sizes, output, draws, keep, plot)
     if not good:
         raise typer.Exit(FAILED)
 

@@ -64,10 +64,12 @@ def check_random(
     output: Output,
     draws: int = 0,
     keep: Path | None = None,
+    plot: Path | None = None,
 ) -> bool:
     """Prints a report per case and, where no case is asked for, a certificate over ``draws`` inputs.
 
-    Whether all errors are within bounds. ``keep`` is where the certificate's worst input goes.
+    Whether all errors are within bounds. ``keep`` is where the certificate's worst input goes, ``plot``
+    its picture.
     """
     if keep is not None and (sizes or gates or not draws):
         raise ArgumentError("--keep keeps the worst input of a certificate: leave out sizes and --gates")
@@ -90,6 +92,10 @@ def check_random(
             op, dtype=request.torch_dtype(), device=request.torch_device(), draws=draws, seed=request.seed
         )
     output.note(f"{found}\n")
+    if plot is not None:
+        from linalg_dsl import plots
+
+        output.note(f"wrote {plots.save(found.figure(), plot)}")
     if keep is not None:
         output.note(f"kept the worst input in {found.keep(keep)}")
     return _conclude(reports, output, found)

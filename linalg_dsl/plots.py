@@ -94,6 +94,33 @@ def errors(rows: Sequence[Row]) -> Figure:
     return _finished(figure, axes)
 
 
+def error_panels(rows: Sequence[Row]) -> Figure:
+    """The errors of a certificate and its floor: over T where several lengths were run, and over the gates.
+
+    Rows have ``T``, ``gates``, ``error`` and ``floor``, those of one strength of gates in a row.
+    """
+    by_gates = _by(rows, "gates")
+    long = {name: found for name, found in by_gates.items() if len({r["T"] for r in found}) > 1}
+    figure, over_T = _axes("T", "largest relative L2 error", log=True)
+    figure.set_figwidth(10)
+    grid = figure.add_gridspec(1, 2)
+    over_T.set_subplotspec(grid[0])
+    over_gates = figure.add_subplot(grid[1], sharey=over_T)
+    for name, found in long.items():
+        line = over_T.plot(*_columns([(r["T"], max(r["error"], 1e-18)) for r in found]), marker="o")
+        over_T.plot(*_columns([(r["T"], r["floor"]) for r in found]), color=line[0].get_color(), ls="--")
+        line[0].set_label(f"{name} gates, dashed: floor")
+    _finished(figure, over_T)
+    names = list(by_gates)
+    for what, style in (("error", "o"), ("floor", "_")):
+        worst = [max(r[what] for r in by_gates[n]) for n in names]
+        over_gates.plot(range(len(names)), [max(x, 1e-18) for x in worst], style, label=what)
+    over_gates.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    over_gates.set_xlabel("gates")
+    over_gates.grid(True, which="major", color="0.9")
+    return _finished(figure, over_gates)
+
+
 def spread(
     series: Mapping[str, Sequence[Point]], x: str, y: str, *, title: str = "", log_x: bool = False
 ) -> Figure:

@@ -62,9 +62,10 @@ class DecodeMemory(StepMemory):
         states = f"states[{i}]"
         pointer = self.pointer(states, state.name)
         terms = [pointer, f"slot * {self._number(f'{states}.stride(0)', f'{state.name}_row')}"]
-        terms.append(f"i_h * {self.flag(f'{state.name}_head', f'{states}.stride(1)')}")
+        # a pool may lie head by head: then this is the largest stride
+        terms.append(f"i_h.to(tl.int64) * {self.flag(f'{state.name}_head', f'{states}.stride(1)')}")
         for at, axis in zip(places, memory, strict=True):
-            stride = self.flag(f"{state.name}_{axis_name(axis)}", f"{states}.stride({at})")
+            stride = self.flag(f"{state.name}_stride_{axis_name(axis)}", f"{states}.stride({at})")
             terms.append(f"o_{axis_name(axis)}{index(tile, axis)} * {stride}")
         return " + ".join(terms)
 

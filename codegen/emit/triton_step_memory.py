@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from string import ascii_lowercase
 
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.codegen.emit.names import Names
@@ -30,6 +31,7 @@ RESERVED = (
     "i_back",
     "start", "length", "begin", "count", "first_chunk", "chunks", "softplus", "tanh", "expm1", "sign", "step",
     "power", "U", "W", "u", "w", "i_kept", "i_group", "groups", "live",
+    *(f"{kind}_{axis}" for kind in "mo" for axis in ascii_lowercase),  # masks and indices of axes
 )  # fmt: skip
 PER_BLOCK = "(i_n.to(tl.int64) * BLOCKS + i_block) * H + i_h"
 """The entry of a value per sequence, block and head: a partial sum."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -93,6 +93,10 @@ class Case:
                     weight = weight * 0
             found[name] = weight.to(self.dtype if name == "o" else self.state_dtype)
         return found
+
+    def is_seen(self, label: str) -> bool:
+        """Whether the loss looks at this result."""
+        return self.cotangents == "all" or (label == "o") == (self.cotangents != "final state")
 
     def with_tensors(self, **changed: Tensor) -> Case:
         """The same case with other inputs."""
@@ -230,8 +234,17 @@ def outcome(subject: Subject, case: Case, returned: Any) -> dict[str, Tensor]:
     return dict(zip(case.labels, [o, *states], strict=True))
 
 
-def run(subject: Subject, case: Case, call: Any = None, gradients: bool = True) -> dict[str, Tensor]:
-    """Output, final states and, as ``d NAME``, the gradients of one call, detached, on the CPU."""
+def run(
+    subject: Subject,
+    case: Case,
+    call: Any = None,
+    gradients: bool = True,
+    cotangent: Callable[[Tensor], Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Output, final states and, as ``d NAME``, the gradients of one call, detached, on the CPU.
+
+    A result that the loss does not look at has no cotangent. ``cotangent`` lays the others out in memory.
+    """
     leaves = leaves_of(subject, case, gradients)
     returned = (call or subject.call)(**arguments(subject, case, leaves))
     found = outcome(subject, case, returned)
@@ -239,13 +252,14 @@ def run(subject: Subject, case: Case, call: Any = None, gradients: bool = True) 
     wanted = [n for n in subject.wanted if n in leaves] if gradients else []
     if not wanted:
         return results
-    used = [n for n in found if found[n].requires_grad]
+    used = [n for n in found if found[n].requires_grad and case.is_seen(n)]
     grads: Sequence[Tensor | None] = [None] * len(wanted)
     if used:
+        place = cotangent or (lambda weight: weight)
         grads = torch.autograd.grad(
             [found[n] for n in used],
             [leaves[n] for n in wanted],
-            [case.weights[n].to(found[n]) for n in used],
+            [place(case.weights[n].to(found[n])) for n in used],
             allow_unused=True,
         )
     for name, grad in zip(wanted, grads, strict=True):

@@ -70,14 +70,16 @@ class Certificate(CheckReport):
 
     ``proved`` are the plan's bounds of exponents and of the solve, ``chosen`` what it does for precision and,
     of a short type, the floor derived from the plan, ``curves`` rows of T, gates, error (the worst relative
-    L2 of all results) and floor (what the type costs), ``worst_case`` the inputs that came nearest to, or
-    furthest beyond, an allowance, ``failure`` the smallest counterexample.
+    L2 of all results) and floor (what the type costs), ``cases`` the inputs in words, ``worst_case`` those
+    that came nearest to, or furthest beyond, an allowance (``keep`` writes them), ``failure`` the smallest
+    counterexample.
     """
 
     draws: int = 0
     proved: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
     curves: tuple[dict[str, Any], ...] = ()
+    cases: tuple[str, ...] = ()
     worst_case: Case | None = field(default=None, compare=False)
     failure: PropertyError | None = field(default=None, compare=False)
 
@@ -106,6 +108,8 @@ class Certificate(CheckReport):
             "proved": list(self.proved),
             "precision": list(self.chosen),
             "curves": list(self.curves),
+            "cases": list(self.cases),
+            "worst_case": None if self.worst_case is None else str(self.worst_case),
             "failure": None if self.failure is None else self.failure.failure.as_dict(),
         }
 
@@ -118,10 +122,13 @@ class Certificate(CheckReport):
         return path
 
     def figure(self) -> Any:
-        """Errors over T by strength of the gates, and what the type costs: a matplotlib ``Figure``."""
-        from linalg_dsl.plots import errors
+        """Errors over T and over the strength of the gates, beside what the type costs: a matplotlib
+        ``Figure``. Raises ``ArgumentError`` where the certificate was made without curves."""
+        from linalg_dsl.plots import error_panels
 
-        return errors(list(self.curves))
+        if not self.curves:
+            raise ArgumentError("the certificate has no curves to draw: it was made with curves=False")
+        return error_panels(list(self.curves))
 
     def __str__(self) -> str:
         width = max(len(r.name) for r in self.rows)
@@ -149,6 +156,8 @@ class Certificate(CheckReport):
             )
         if self.failure is not None:
             lines.append(str(self.failure))
+        elif self.worst_case is not None:
+            lines.append(f"  nearest to a bound: seed {self.worst_case.seed}, {self.worst_case}")
         return "\n".join(lines)
 
 
@@ -168,9 +177,10 @@ def certify(
     rows: dict[str, CertificateRow] = {}
     failure: PropertyError | None = None
     worst: tuple[float, Case | None] = (-1.0, None)
-    count = 0
+    count, drawn = 0, []
     for case in cases(subject, seed=seed, examples=draws, budget_s=budget_s, dtype=dtype):
         count += 1
+        drawn.append(f"seed {case.seed}: {case}")
         oracle = exact(case, gradients=bool(subject.wanted))
         results = run(subject, case)
         allowed = {} if dtype == torch.float64 else bounds(case, oracle.want)
@@ -184,7 +194,8 @@ def certify(
                 worst = row.ratio, case
         bad = max(found.values(), key=lambda r: r.ratio)
         if bad.ratio > 1 and failure is None:
-            excess = Excess(bad.name, bad.index, bad.got, bad.expected, 0.0, bad.ratio)
+            within = abs(bad.got - bad.expected) / bad.ratio
+            excess = Excess(bad.name, bad.index, bad.got, bad.expected, within, bad.ratio)
             cause = likely_cause(subject, case, oracle, results)
             failure = smallest(subject, fail(subject, "check", case, excess, cause, results), check_case)
     kind = str(dtype).removeprefix("torch.")
@@ -199,6 +210,7 @@ def certify(
         proved=proved(subject.op),
         chosen=chosen(subject.op, dtype),
         curves=_curves(subject, dtype) if curves else (),
+        cases=tuple(drawn),
         worst_case=worst[1],
         failure=failure,
     )

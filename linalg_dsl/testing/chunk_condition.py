@@ -1,10 +1,12 @@
-"""How far rounding moves each element of the results of a chunk form, as against the step loop.
+"""How far rounding moves each element of the results of the plan's form, as against the step loop.
 
-A chunk form takes what a token erases from the state before the *chunk*: where most of that state has been
-erased meanwhile, two numbers of its size cancel, which the step loop never sees. And a gate's gradient is
-a difference of sums over the chunk. So the chunk plan of the spec, carried out in float64 by its plain
-PyTorch module, is run twice: as it is, and with every result of every tensor operation, forward and
-backward, multiplied by 1 + u xi. Their difference over u is the condition of each element in this form.
+A plan of one token applies matrices to states one after the other (S - k (k^T S)), where the step loop
+multiplies their product, so that other numbers cancel. A chunk form takes what a token erases from the
+state before the *chunk*: where most of that state has been erased meanwhile, two numbers of its size
+cancel, which the step loop never sees. And a gate's gradient is a difference of sums over the chunk. So the
+plan of the spec, carried out in float64 by its plain PyTorch module, is run twice: as it is, and with every
+result of every tensor operation, forward and backward, multiplied by 1 + u xi. Their difference over u is
+the condition of each element in this form.
 
 Only the *difference* of the two runs counts. A plan that computes something else has the same small
 difference, and is found wrong by the step loop.
@@ -37,12 +39,15 @@ CHUNK = 64
 
 
 @lru_cache(maxsize=128)
+def plan_op(spec: RecurrenceSpec) -> CompiledOp:
+    """The spec compiled for the torch backend."""
+    return assemble(spec, CompileOptions("torch", CHUNK))
+
+
 def chunk_op(spec: RecurrenceSpec) -> CompiledOp | None:
-    """The spec compiled for the torch backend; None where no stage of it has a chunk form."""
-    op = assemble(spec, CompileOptions("torch", CHUNK))
-    if all(isinstance(s.artefacts().form, StepForm) for s in op.stage_ops):
-        return None
-    return op
+    """The same; None where no stage of it has a chunk form."""
+    op = plan_op(spec)
+    return None if all(isinstance(s.artefacts().form, StepForm) for s in op.stage_ops) else op
 
 
 @lru_cache(maxsize=128)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
 
@@ -17,30 +17,62 @@ from linalg_dsl.testing.subject import Subject
 
 LENGTHS = (1, 2, 3, 7, 15, 16, 17, 31, 33, 40, 63, 64, 65, 70)
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 16, 17)
+WIDE = (33, 40, 65, 70)
+"""More than one block of the axes that kernels cut: of 16, 32 and 64."""
 PACKINGS = ((1, 0), (0, 5, 0, 17), (16, 1, 33), (3, 0, 0), (1, 1, 1, 20), (0, 64, 3), (31,), (0, 0))
 """Lengths of packed sequences: empty ones first, last, and several; one token; chunk sizes and one beside."""
+KINDS = ("long", "shared heads", "packed", "wide keys", "square", "any", "wide values", "small")
+"""What shapes take turns in, so that a few draws in a row see all that kernels treat apart: several chunks,
+the last ragged; heads that share a tensor; packed sequences; more than one block of either axis; K = V."""
+
+
+def kind_of(seed: int) -> str:
+    return KINDS[seed % len(KINDS)]
 
 
 def shapes(subject: Subject, seed: int, *, packed: bool | None = None, longest: int = 70) -> Shape:
-    """A shape that the subject can take; ``packed`` None draws it. The first seeds are the smallest."""
+    """A shape that the subject can take; ``packed`` None leaves it to the seed, as ``KINDS`` says."""
     chance = random.Random(1000003 * seed + 17)
+    kind = kind_of(seed)
     K, V = chance.choice(WIDTHS), chance.choice(WIDTHS)
-    if seed % 5 == 1:
-        K, V = min(K, 3), min(V, 3)
+    H = chance.choice((1, 2, 3))
+    lengths = [n for n in LENGTHS if n <= longest]
+    length = chance.choice(lengths)
+    match kind:
+        case "long":
+            length = chance.choice([n for n in (70, 65, 40, 70) if n <= longest] or lengths[-2:])
+            H = chance.choice((2, 3))
+        case "shared heads":
+            H = chance.choice((4, 4, 3, 2))
+        case "wide keys":
+            K, V, length = chance.choice(WIDE), min(V, 5), min(length, 40)
+        case "wide values":
+            K, V, length = min(K, 5), chance.choice(WIDE), min(length, 40)
+        case "square":
+            K = V = max(K, 2)
+        case "small":
+            K, V, length = min(K, 3), min(V, 3), chance.choice((1, 2, 3))
     if subject.sizes is not None:
         K, V = subject.sizes[seed % len(subject.sizes)]
-    H = chance.choice((1, 2, 3)) if subject.heads is None else subject.heads[seed % len(subject.heads)]
+    if subject.heads is not None:
+        H = subject.heads[seed % len(subject.heads)]
     if packed is None:
-        packed = subject.packed and chance.random() < 0.3
+        packed = subject.packed and (kind == "packed" or (kind == "any" and chance.random() < 0.5))
     if packed:
-        lengths = chance.choice(PACKINGS)
-        return Shape(1, sum(lengths), H, K, V, lengths)
-    length = chance.choice([n for n in LENGTHS if n <= longest])
+        chosen = chance.choice(PACKINGS[1:3] if kind == "packed" else PACKINGS)
+        return Shape(1, sum(chosen), H, K, V, chosen)
     return Shape(chance.choice((1, 2)), length, H, K, V)
 
 
+TELLING = (
+    ("gates", "resets"), ("keys", "identical"), ("gates", "strong"), ("scalars", "ends"),
+    ("values", "mixed sizes"), ("gates", "all strong"), ("keys", "nearly identical"), ("gates", "slow"),
+)  # fmt: skip
+"""The ends that most faults of kernels show at, where time is short."""
+
+
 def extremes(subject: Subject, seed: int) -> Extremes:
-    """Ordinary at first; then every end of every kind by itself; then mixtures of them."""
+    """Ordinary at first; then every end of every kind by itself, the telling ones first; then mixtures."""
     choices = applicable(subject.spec)
     single = [
         Extremes(**{kind: end})
@@ -48,12 +80,15 @@ def extremes(subject: Subject, seed: int) -> Extremes:
         for end in ends
         if Extremes(**{kind: end}) != Extremes()
     ]
+    told = [e for e in (Extremes(**dict([pair])) for pair in TELLING) if e in single]
+    rest = [e for e in single if e not in told]
+    # a fixed stride spreads the kinds of the others
+    single = [*told, *(rest[(i * _stride(len(rest))) % len(rest)] for i in range(1, len(rest) + 1))]
     turn = seed % (len(single) + 8)
     if turn == 0 or not choices:
         return Extremes()
     if turn <= len(single):
-        # a fixed stride spreads the kinds over the first seeds
-        return single[(turn * _stride(len(single))) % len(single)]
+        return single[turn - 1]
     chance = random.Random(7 * seed + 3)
     mixed = Extremes(**{kind: chance.choice(ends) for kind, ends in choices.items()})
     return replace(mixed, keys="normal") if mixed.keys == "large" and mixed.values == "large" else mixed
@@ -67,6 +102,12 @@ def _stride(count: int) -> int:
     return step
 
 
+def clock(subject: Subject) -> Callable[[], float]:
+    """What budgets are measured by: on a CPU the time that this process has computed, so that what else runs
+    on the machine does not decide how much is looked at; elsewhere the time that has passed."""
+    return time.process_time if subject.device == "cpu" else time.monotonic
+
+
 def cases(
     subject: Subject,
     *,
@@ -78,13 +119,16 @@ def cases(
     ordinary: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Iterator[Case]:
-    """``examples`` cases from ``seed`` on, fewer where ``budget_s`` seconds are over, but one at least.
+    """``examples`` cases from ``seed`` on, but one at least: no further one is begun where it would take
+    longer, by the mean of those before, than ``budget_s`` seconds of ``clock`` from the first on.
 
     Types alternate, as do what the loss looks at, head counts and whether there is an initial state.
     """
-    end = time.monotonic() + budget_s
+    now = clock(subject)
+    began = now()
     for at in range(seed, seed + examples):
-        if at > seed and time.monotonic() > end:
+        spent = now() - began
+        if at > seed and spent + spent / (at - seed) > budget_s:
             return
         case = one_case(subject, at, packed=packed, longest=longest, ordinary=ordinary, dtype=dtype)
         if tame(case):
@@ -136,18 +180,19 @@ def one_case(
         and subject.grouped_heads
         and shape.H > 1
         and len(subject.spec.inputs) > 1
-        and chance.random() < 0.25
+        and (kind_of(seed) == "shared heads" or chance.random() < 0.15)
     ):
-        # one input keeps all heads
-        some = chance.sample([d.name for d in subject.spec.inputs][1:], 1)
-        few = dict.fromkeys(some, 1)
+        # one input keeps all heads; half of them tell a map by division from one by remainder
+        names = [d.name for d in subject.spec.inputs]
+        some = chance.sample(names, chance.choice((1, 1, len(names) - 1)))
+        few = dict.fromkeys(some, shape.H // 2 if shape.H % 2 == 0 else 1)
     return make_case(
         subject,
         shape,
         seed=seed,
         dtype=dtype or subject.dtypes[seed % len(subject.dtypes)],
         extremes=Extremes() if ordinary else extremes(subject, seed),
-        cotangents=chance.choice((COTANGENTS[0], *COTANGENTS)),
+        cotangents=(COTANGENTS[0], *COTANGENTS)[seed % (1 + len(COTANGENTS))],
         heads=few,
         with_state=chance.random() < 0.8 if with_state is None else with_state,
     )

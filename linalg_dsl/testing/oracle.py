@@ -9,9 +9,9 @@ root mean square over u is the *condition* of the element; times the unit roundo
 to expect of a computation in that type. After: random rounding as in CESTAC (Vignes, Math. Comput. Simul.
 35, 1993).
 
-Where the recurrence has a chunk form, its condition in that form counts where it is larger
-(``chunk_condition``). Where matrix products take operands of a shorter type, further replicas have the
-inputs of products (all but gates) perturbed, and their deviation counts with the shorter type's roundoff.
+The condition in the form that the plan has counts where it is larger (``chunk_condition``). Where matrix
+products take operands of a shorter type, further replicas have the inputs of products (all but gates)
+perturbed, and their deviation counts with the shorter type's roundoff.
 
 Replicas are heads of their own, which no recurrence mixes, so that one run gives all of them, packed
 sequences included.
@@ -31,10 +31,10 @@ from torch import Tensor
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.ops import FLOOR
 from linalg_dsl.testing.cases import Case
-from linalg_dsl.testing.chunk_condition import chunk_op, chunk_runs, counts_small_gates_as_floor
+from linalg_dsl.testing.chunk_condition import chunk_runs, counts_small_gates_as_floor, plan_op
 from linalg_dsl.testing.rounding import NOISE, UNIT, Noise, Rounding, working
 
-COPIES = 8
+COPIES = 16
 """Replicas that roundings are tried on: few enough to be cheap, and their mean square is never near 0."""
 
 
@@ -72,9 +72,9 @@ class Oracle:
             loop = Rounding(noise, FLOOR * NOISE / UNIT[working(case.dtype)], everywhere=True)
         replicas = _blocks(case, _step_loop(case, copies, gradients, loop), copies)
         found = {n: _deviation(x, replicas[n]) for n, x in self.want.items()}
-        op = chunk_op(case.spec)
-        if op is None or not case.shape.T:
+        if not case.shape.T:
             return found
+        op = plan_op(case.spec)
         offsets = case.shape.offsets
         cu = None if offsets is None else torch.tensor(offsets)
         runs = []

@@ -17,12 +17,11 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.testing.cases import Case, run
-from linalg_dsl.testing.compare import Excess, allowance, fail, ratios
+from linalg_dsl.testing.compare import Excess, allowance, demand_close, fail, ratios
 from linalg_dsl.testing.degrees import Scaling, linear_in, scalings
 from linalg_dsl.testing.draws import cases, one_case
 from linalg_dsl.testing.failures import NotApplicable
 from linalg_dsl.testing.oracle import exact
-from linalg_dsl.testing.properties_structure import demand_close
 from linalg_dsl.testing.reductions import Reduction, reductions_of
 from linalg_dsl.testing.subject import Subject
 from linalg_dsl.testing.transpose import renamed, transposed

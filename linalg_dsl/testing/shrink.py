@@ -11,17 +11,19 @@ from linalg_dsl.testing.extremes import Extremes
 from linalg_dsl.testing.failures import PropertyError
 from linalg_dsl.testing.subject import Subject
 
+BUDGET_S = 5.0
+"""Seconds for making a failure smaller."""
 Check = Callable[[Subject, Case], object]
 
 
-def smallest(subject: Subject, error: PropertyError, check: Check, budget_s: float = 5.0) -> PropertyError:
+def smallest(subject: Subject, error: PropertyError, check: Check) -> PropertyError:
     """The failure of the smallest case found: fewer tokens, rows, heads, channels, ordinary numbers.
 
     ``check(subject, case)`` raises ``PropertyError`` where a case fails. Every attempt that still fails is
-    the start of the next; after ``budget_s`` seconds the best so far is taken. The likely cause stays that
+    the start of the next; after ``BUDGET_S`` seconds the best so far is taken. The likely cause stays that
     of the first failure, which shows more of its pattern.
     """
-    end = time.monotonic() + budget_s
+    end = time.monotonic() + BUDGET_S
     best = error
     moved = True
     while moved and time.monotonic() < end:

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linalg_dsl.codegen.schedule.two_level import why_one_level
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops.artefacts import Artefacts
 from linalg_dsl.ops.op import CompiledOp
+from linalg_dsl.planner.step_form import StepForm
 
 Tensors = Mapping[str, Tensor]
 Call = Callable[..., Any]
@@ -38,8 +41,9 @@ class Subject:
     round operands to where that is shorter than the inputs' (``torch.bfloat16``). ``variants`` are
     further callables that must agree with ``call`` (other chunk sizes, other plans). ``bitwise`` says that
     the bits of a sequence do not depend on what shares its batch (true of kernels, not of a CPU's batched
-    products). ``step(**tensors of one token, state=...)`` decodes, giving ``(o, state)``. ``suit`` may
-    change drawn inputs to what the callable needs beyond the declaration.
+    products), ``strided`` that tensors may lie in memory in any way.
+    ``step(**tensors of one token, state=...)`` decodes, giving ``(o, state)``. ``suit`` may change
+    drawn inputs to what the callable needs beyond the declaration.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Subject:
     heads: tuple[int, ...] | None = None
     precision: torch.dtype | None = None
     bitwise: bool = False
+    strided: bool = True
     variants: Mapping[str, Call] = field(default_factory=dict)
     consts: Mapping[str, float] = field(default_factory=dict)
     suit: Callable[[Tensors], Tensors] | None = None
@@ -83,10 +88,13 @@ class Subject:
             if kernels and device != "cpu":
                 dtypes = (*dtypes, torch.bfloat16)
         chunks = KERNEL_CHUNKS if kernels else CHUNKS
-        sizes = [c for c in chunks if c != op.options.chunk_size]
-        if op.options.backend == "reference":
-            sizes = []
-        variants = {f"chunk_size={c}": _Variant(op, c) for c in sizes}
+        variants: dict[str, Call] = {}
+        if op.options.backend != "reference":
+            for size in chunks:
+                if size != op.options.chunk_size:
+                    variants[f"chunk_size={size}"] = _Variant(op, (("chunk_size", size),))
+        if kernels:
+            variants |= _other_paths(op)
         made = cls(
             op.spec.name,
             op.spec,
@@ -147,18 +155,56 @@ class Subject:
 
 @dataclass(frozen=True)
 class _Variant:
-    """An op with another chunk size, compiled when it is first called."""
+    """An op with other options, compiled when it is first called; ``carried`` takes the other way to the
+    gradients of gates, which calls take whose states would fill a GiB."""
 
     op: CompiledOp
-    chunk_size: int
+    options: tuple[tuple[str, Any], ...]
+    carried: bool = False
 
     def __call__(self, **arguments: Any) -> Any:
-        return _with_chunks(self.op, self.chunk_size)(**arguments)
+        return _compiled(self.op, self.options, self.carried)(**arguments)
 
 
 @lru_cache(maxsize=64)
-def _with_chunks(op: CompiledOp, chunk_size: int) -> CompiledOp:
-    return op.with_options(chunk_size=chunk_size)
+def _compiled(op: CompiledOp, options: tuple[tuple[str, Any], ...], carried: bool) -> CompiledOp:
+    made = op.with_options(**dict(options))
+    if not carried:
+        return made
+    passes = replace(made.passes, emit=_Carried(made.passes.emit))
+    return CompiledOp(made.spec, made.options, passes, made.stages)
+
+
+_KEEPS = "keep_every_state"
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """An emitter whose modules keep no state but every 8th, however few there are."""
+
+    emit: Call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        text: str = self.emit(*args, **kwargs)
+        if f"def {_KEEPS}(" not in text:
+            return text
+        return f"{text}\n\ndef {_KEEPS}(*sizes):\n    return False\n"
+
+
+def _other_paths(op: CompiledOp) -> dict[str, Call]:
+    """Ways of the kernels that small calls do not take by themselves."""
+    if any(isinstance(s.artefacts().form, StepForm) for s in op.stage_ops):
+        return {}
+    found: dict[str, Call] = {}
+    if any(f"def {_KEEPS}(" in s.module_text("triton") for s in op.stage_ops):
+        found["boundary terms carried"] = _Variant(op, (), True)
+    if op.options.schedule == "walk" and all(_has_two_levels(s.artefacts()) for s in op.stage_ops):
+        found["two levels"] = _Variant(op, (("schedule", "two_level"), ("super_chunk", 1)))
+    return found
+
+
+def _has_two_levels(artefacts: Artefacts) -> bool:
+    return not any(why_one_level(plan) for plan in (artefacts.forward, artefacts.backward))
 
 
 @dataclass(frozen=True)

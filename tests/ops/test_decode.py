@@ -15,6 +15,7 @@ import linalg_dsl
 from linalg_dsl import driver
 from linalg_dsl.codegen.options import CompileOptions
 from linalg_dsl.errors import ArgumentError
+from linalg_dsl.language.parser import parse
 from linalg_dsl.ops.catalogue import catalogue_names
 from linalg_dsl.ops.draw import draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
@@ -147,6 +148,23 @@ def test_rejected_tokens_leave_no_trace(backend: str, name: str) -> None:
             last = op.reference(**some, initial_state=start, output_final_state=True)[1]
             wanted = [x[0] for x in as_list(last)]
         assert_near([x[slot] for x in as_list(pool)], wanted, 1e-5)
+
+
+def test_a_state_named_like_a_mask_may_lie_anywhere() -> None:
+    """Masks of axes are called m_v and so on: a stride of a state m has another name."""
+    text = (
+        "recurrence maxima\ninput x : [V]\nstate m : [V]\nstate o : [V]\nm_t = max(m_{t-1}, x_t)\n"
+        "o_t = 0.5 o_{t-1} + m_t\noutput y\ny_t = o_t\n"
+    )
+    op = lazy(parse(text), backend="triton")
+    x = torch.randn(2, 1, 3, 5)
+    wide = torch.randn(2, 2, 3, 10)
+    states = tuple(wide[i, :, :, ::2] for i in range(2))
+    o, last = op.step(x, state=states)
+    wanted = torch.maximum(wide[0, :, :, ::2], x[:, 0])
+    assert o.shape == (2, 1, 3, 5)
+    assert torch.equal(last[0], wanted)
+    assert torch.equal(last[1], o[:, 0])
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -166,6 +166,22 @@ def _half(**x: Any) -> Any:
     return o, state
 
 
+def _alone(**x: Any) -> Any:
+    """A gradient that is asked for alone is half of what it is."""
+    wanted = [n for n, y in x.items() if isinstance(y, Tensor) and y.requires_grad]
+    if len(wanted) == 1:
+        y = x[wanted[0]]
+        x[wanted[0]] = 0.5 * y + 0.5 * y.detach()
+    return gated(**x)
+
+
+def _taken_for_contiguous(**x: Any) -> Any:
+    v = x["v"]
+    return gated(
+        **{**x, "v": torch.as_strided(v, v.shape, torch.empty(v.shape).stride(), v.storage_offset())}
+    )
+
+
 FAULTS: dict[str, Call] = {
     "matches_reference": _through(_Off, "k"),
     "finite_where_the_recurrence_is": _subtracting,
@@ -180,6 +196,8 @@ FAULTS: dict[str, Call] = {
     "head_independence": _heads_meet,
     "determinism": _noisy(),
     "poisoned_memory": _writes,
+    "nothing_else_asked": _alone,
+    "strided_inputs": _taken_for_contiguous,
     "linearity": _clips,
     "scaling_laws": _clips,
 }
