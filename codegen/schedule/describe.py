@@ -217,6 +217,7 @@ def kernel_schedule(
         warps, block = choose_prep(
             shape.chunk, decay, kernel in plan.backward, shape.operand_bytes, score_count(plan.plan),
             is_crowded(plan.plan), state_count(plan.plan), lone_transform(plan.plan.nodes, kernel), wide,
+            target.backend == "cuda" and int(target.arch) >= 100,
         )  # fmt: skip
         block, warps = asked.block or block, asked.warps or warps
         reasons = (*_prep_reasons(plan, kernel, shape, warps, block), *_asked_reasons(asked))

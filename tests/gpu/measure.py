@@ -24,7 +24,7 @@ TRAIN = {"B": 8, "T": 2048, "H": 16, "K": 128, "V": 128}
 LIMITS = {"bfloat16": (1e-2, 2e-2), "float16": (1e-2, 2e-2), "float32": (5e-5, 5e-5)}
 
 
-def pipeline(name: str) -> tuple[Any, Any, str]:
+def pipeline(name: str, nan_exact: bool = True) -> tuple[Any, Any, str]:
     """(spec, canonical form, Triton module text) of a catalogue entry."""
     from importlib.resources import files
 
@@ -38,7 +38,7 @@ def pipeline(name: str) -> tuple[Any, Any, str]:
     spec = parse(text, name)
     canonical = canonicalise(spec)
     forward = derive(canonical)
-    return spec, canonical, emit_triton(canonical, forward, backward(forward))
+    return spec, canonical, emit_triton(canonical, forward, backward(forward), nan_exact=nan_exact)
 
 
 def load(name: str, text: str) -> Any:
@@ -180,13 +180,13 @@ def one_check(job: tuple[str, str, str, str, str]) -> str:
     return f"{head} {cells}{note} {','.join(bad)}"
 
 
-def kernels(name: str, dtype: str) -> str:
+def kernels(name: str, dtype: str, nan_exact: bool = True) -> str:
     """Median milliseconds of every kernel of a forward and a backward."""
     import torch
 
     from linalg_dsl.ops.bench import kernel_times
 
-    spec, _, text = pipeline(name)
+    spec, _, text = pipeline(name, nan_exact)
     module = load(name, text)
     tensors, states, consts = operands(spec, module, dtype, TRAIN, "mild")
     values = tuple(t.contiguous() for t in tensors.values())
@@ -278,6 +278,7 @@ def main() -> int:
     parser.add_argument("--gates", default="mild")
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--heads", default="0,5,9,15", help="heads that the large shape's reference runs")
+    parser.add_argument("--no-nan-exact", action="store_true", help="kernels: that do not look for NaN")
     args = parser.parse_args()
     names = args.names.split(",")
     if args.what == "sweep":
@@ -289,7 +290,7 @@ def main() -> int:
         return 0
     if args.what == "kernels":
         for name in names:
-            print(kernels(name, args.dtypes.split(",")[0]), flush=True)
+            print(kernels(name, args.dtypes.split(",")[0], not args.no_nan_exact), flush=True)
         return 0
     jobs = [
         (name, dtype, size, gates, args.heads)
