@@ -323,7 +323,7 @@ class Statements:
             operands.append(text)
         self.library.add("has_nan")
         call = self.call("one_sided_product", *operands, "C", flags, "PRECISION=PRECISION")
-        return [f"if has_nan({name}):", *lines, f"    {name} = {call}"]
+        return [f"if has_nan({name}, LOOK):", *lines, f"    {name} = {call}"]
 
     def _sums(self, node: Node, arg: str, *, after: bool, strict: bool) -> str:
         """Sums over the tokens up to, or from, each one; ``node`` tells the axes."""
