@@ -106,7 +106,7 @@ def check_const_axes(spec: RecurrenceSpec, sizes: Mapping[str, int], given: Mapp
 
 def _plain_consts(spec: RecurrenceSpec, given: Mapping[str, float]) -> dict[str, float]:
     """The consts that are given, or declared as numbers."""
-    plain = {c.name: float(c.value.value) for c in spec.consts if isinstance(c.value, Number)}
+    plain = {c.name: c.number for c in spec.consts if c.number is not None}
     return plain | dict(given)
 
 

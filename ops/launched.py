@@ -85,7 +85,9 @@ class Module:
             )
 
         make = copy.Call.__init__
-        copy.Call.__init__ = lambda call, given, cu_seqlens, launch=None: make(call, given, cu_seqlens, note)
+        copy.Call.__init__ = lambda call, given, initial, cut, launch=None: make(
+            call, given, initial, cut, note
+        )
         try:
             given = tuple(torch.empty_like(x, device="meta") for x in tensors)
             cut = None if offsets is None else torch.empty_like(offsets, device="meta")

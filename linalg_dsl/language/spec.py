@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from linalg_dsl.algebra.expr import Dim, Expr, Shape
+from linalg_dsl.algebra.expr import Dim, Expr, Number, Shape
 from linalg_dsl.algebra.traverse import scalars_first, symbols
 from linalg_dsl.errors import InternalError
 from linalg_dsl.source import Span
@@ -62,6 +62,12 @@ class Const:
     name: str
     value: Expr
     span: Span | None = field(default=None, compare=False, repr=False)
+    number: float | None = field(default=None, init=False, compare=False, repr=False)
+    """What ``value`` is, where it is a number as written: a float, as torch.compile traces no fraction."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, Number):
+            object.__setattr__(self, "number", float(self.value.value))
 
 
 @dataclass(frozen=True, slots=True)
