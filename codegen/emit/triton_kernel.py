@@ -277,7 +277,7 @@ class KernelPrinter:
                 for n in inside:
                     form(n, inner)
                     if nodes[n].op == "decay_adjoints":
-                        out.taken_in |= taken_in(nodes, self.kernel, n)
+                        out.taken_in |= taken_in(nodes, self.kernel, n, out.text)
                     if axis in summed_axes(nodes, n):
                         out.accumulate(n)
                     else:
