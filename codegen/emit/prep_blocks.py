@@ -7,7 +7,7 @@ for each axis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.schedule.kernel_plan import Axis, Kernel
@@ -106,10 +106,12 @@ def dependents(nodes: Sequence[Node], inside: Sequence[int], roots: Sequence[int
     return found
 
 
-def taken_in(nodes: Sequence[Node], kernel: Kernel, joint: int) -> dict[int, tuple[tuple[int, ...], int]]:
+def taken_in(
+    nodes: Sequence[Node], kernel: Kernel, joint: int, formed: Container[int]
+) -> dict[int, tuple[tuple[int, ...], int]]:
     """Of every pick of a joint op (the other terms of the sum that it is part of, the node of that sum).
 
-    A joint op sums up over levels, and so can begin with terms that are at hand before.
+    A joint op sums up over levels, and so can begin with terms that are at hand before: those ``formed``.
     """
     of = dependents(nodes, kernel.body, [joint])
     found = {}
@@ -122,7 +124,8 @@ def taken_in(nodes: Sequence[Node], kernel: Kernel, joint: int) -> dict[int, tup
                 break
             (other,) = [a for a in nodes[users[0]].args if a != last] or (last,)
             nothing = nodes[other].op == "number" and nodes[other].attr("value") == 0
-            if other in of or not (nothing or nodes[other].axes == nodes[pick].axes):
+            at_hand = other in formed and nodes[other].axes == nodes[pick].axes
+            if other in of or not (nothing or at_hand):
                 break
             terms += [] if nothing else [other]
             last = users[0]

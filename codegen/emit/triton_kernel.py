@@ -22,9 +22,9 @@ from linalg_dsl.planner.plan import Node
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT",
-    "PRECISION", "SOLVE", "SUMS", "STEEP", "SAVE", "EXACT", "STAGES", "STEP", "HAS_FIRST", "WANT_LAST",
-    "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n", "i_c", "i_ch",
-    "i_step", "i_first",
+    "PRECISION", "SOLVE", "SUMS", "STEEP", "LOOK", "SAVE", "EXACT", "STAGES", "STEP", "HAS_FIRST",
+    "WANT_LAST", "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n",
+    "i_c", "i_ch", "i_step", "i_first",
     "o_r", "i_pairs", "o_pairs", "b_system", "b_transform", "b_half_step", "b_meeting",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
@@ -277,7 +277,7 @@ class KernelPrinter:
                 for n in inside:
                     form(n, inner)
                     if nodes[n].op == "decay_adjoints":
-                        out.taken_in |= taken_in(nodes, self.kernel, n)
+                        out.taken_in |= taken_in(nodes, self.kernel, n, out.text)
                     if axis in summed_axes(nodes, n):
                         out.accumulate(n)
                     else:
@@ -494,7 +494,8 @@ class KernelPrinter:
         shape = ["K", "V", "C", *(b for b in blocks if self.phases is None or uses(used, b))]
         if self.kernel.family == "walk":
             shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
-        optional = [c for c in ("DOT", "PRECISION", "SOLVE", "SUMS", "STEEP", "SAVE") if uses(used, c)]
+        choices = ("DOT", "PRECISION", "SOLVE", "SUMS", "STEEP", "LOOK", "SAVE")
+        optional = [c for c in choices if uses(used, c)]
         optional += ["STEP"] if self.step == "STEP" else []
         optional += ["EXACT"] if isinstance(self.kernel.boundary, Boundary) else []
         return (*shape, *optional, *self.ratios, *self.shared)

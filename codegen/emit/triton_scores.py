@@ -417,7 +417,7 @@ class JointScores:
             return self._apply(part, tile)
         sides = {(True, False): ">", (False, True): "<"}.get((bool(product.lower), bool(product.upper)))
         among = f"m_meet & (o_t[:, None] {sides} o_t[None, :])" if sides else "m_meet"
-        flags = (f"TURNED={self.turned}", "PRECISION=PRECISION")
+        flags = (f"TURNED={self.turned}", "PRECISION=PRECISION", "LOOK=LOOK")
         return self.out.call("product_among", part, tile, among, *flags)
 
     def _name(self, what: str, *numbers: int) -> str:

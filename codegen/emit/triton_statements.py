@@ -111,8 +111,8 @@ class Statements:
     def compute(self, n: int) -> None:
         """Appends the statement of one node."""
         node = self.nodes[n]
-        if n in self.text and node.op == "add":
-            return  # a joint op took its other terms in
+        if n in self._taken_sums():
+            return  # not any value with a text: a second loop over blocks forms its own anew
         if node.op == "ut_transform":
             self._ut_transform(n, node)
             return
@@ -136,6 +136,10 @@ class Statements:
         if zero:
             self.zero.add(n)
         self.lines += self._without_later(node, name)
+
+    def _taken_sums(self) -> set[int]:
+        """The sums that a pick of a joint op already is, since the op began with their other terms."""
+        return {last for pick, (_, last) in self.taken_in.items() if last != pick}
 
     def accumulate(self, n: int) -> None:
         """Adds one block's share to a value that sums over an axis."""
@@ -323,7 +327,7 @@ class Statements:
             operands.append(text)
         self.library.add("has_nan")
         call = self.call("one_sided_product", *operands, "C", flags, "PRECISION=PRECISION")
-        return [f"if has_nan({name}):", *lines, f"    {name} = {call}"]
+        return [f"if has_nan({name}, LOOK):", *lines, f"    {name} = {call}"]
 
     def _sums(self, node: Node, arg: str, *, after: bool, strict: bool) -> str:
         """Sums over the tokens up to, or from, each one; ``node`` tells the axes."""

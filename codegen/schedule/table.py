@@ -69,12 +69,15 @@ def choose_walk(
         block = min(block, 32)
     while block > 16 and lanes * (split // block) < 0.75 * units:
         block //= 2
+    # below sm_90 results of products go through shared memory to be operands: two tiles of them in float32
+    turned = 8 * chunk if shared < 200_000 else 0
     while True:
-        room = shared // 2 if lanes * (split // block) > units else shared
+        whole = shared - turned * block
+        room = min(shared // 2, whole) if lanes * (split // block) > units else whole
         stages = walk_stages(loads, own, block, chunk, room // operand_bytes)
         if stages or block == 16:
             break
-        if walk_stages(loads, own, block, chunk, shared // operand_bytes):
+        if walk_stages(loads, own, block, chunk, whole // operand_bytes):
             stages = 1
             break
         block //= 2
@@ -83,7 +86,7 @@ def choose_walk(
     narrow = states == 1 and own <= 128 and operand_bytes == 2
     if narrow and not keeps and stages < 3 and block == 64 and twice <= split:
         full = lanes * (split // twice) >= 0.75 * units
-        if full and walk_stages(loads, own, twice, chunk, shared // operand_bytes) == 3:
+        if full and walk_stages(loads, own, twice, chunk, (shared - turned * twice) // operand_bytes) == 3:
             block, stages = twice, 3
     # of one state 128 x 64 fit four warps; of two there are twice as many operands beside them
     most = 128 * 64 if states == 1 else 128 * 48

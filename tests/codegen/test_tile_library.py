@@ -77,7 +77,9 @@ def both_ways(y, level, C: tl.constexpr):
 
 
 @triton.jit
-def product(w, y, C: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr, TURNED: tl.constexpr):
+def product(
+    w, y, C: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr, TURNED: tl.constexpr, LOOK: tl.constexpr
+):  # fmt: skip
     o = tl.arange(0, C)
     inside = o[:, None] > o[None, :] if STRICT else o[:, None] >= o[None, :]
     a = tl.where(inside, 1.0, 0.0)
@@ -88,7 +90,7 @@ def product(w, y, C: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr, TUR
         r = tl.dot(z, a if BACK else tl.trans(a), input_precision="ieee")
     else:
         r = tl.dot(tl.trans(a) if BACK else a, z, input_precision="ieee")
-    if has_nan(r):
+    if has_nan(r, LOOK):
         r = one_sided_product(a, z, C, TURNED, BACK, STRICT, "ieee")
     tl.store(y + at, r)
 
@@ -218,14 +220,15 @@ def test_blocks_meet_in_either_order(C: int, library: ModuleType) -> None:
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("look", ["rows", "flat", "always"])
 def test_products_with_a_triangle_keep_what_is_not_finite_to_one_side(
-    strict: bool, back: bool, turned: bool, library: ModuleType
+    look: str, strict: bool, back: bool, turned: bool, library: ModuleType
 ) -> None:
     z = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)).double()
     a = torch.ones(16, 16).double().tril(-1 if strict else 0)
     want = (a.T if back else a) @ z
     z[5, 2], z[9, 2], z[7, 4] = float("nan"), float("inf"), -float("inf")
-    got = run(library.product, z, (16, 16), C=16, BACK=back, STRICT=strict, TURNED=turned)
+    got = run(library.product, z, (16, 16), C=16, BACK=back, STRICT=strict, TURNED=turned, LOOK=look)
     rows = torch.arange(16)
     for column in range(16):
         first, last = {2: (5, 9), 4: (7, 7)}.get(column, (16, -1))
