@@ -31,6 +31,10 @@ def every_other(x: Tensor) -> Tensor:
     return view.copy_(x)
 
 
+def loss_of(results: list[Tensor]) -> Tensor:
+    return torch.stack([x.sin().sum() for x in results]).sum()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_of_any_strides(name: str) -> None:
     op, tensors, states = case(name)
@@ -46,16 +50,15 @@ def test_memory_of_any_strides(name: str) -> None:
 def test_a_gradient_for_one_input_at_a_time(name: str) -> None:
     op, tensors, states = case(name)
     leaves = [x.clone().requires_grad_() for x in (*tensors, *states)]
-    every = torch.autograd.grad(
-        sum(x.sin().sum() for x in call(op, leaves[: len(tensors)], leaves[len(tensors) :])), leaves
-    )
+    every = torch.autograd.grad(loss_of(call(op, leaves[: len(tensors)], leaves[len(tensors) :])), leaves)
     for i, wanted in enumerate(every):
         given = [x.clone().requires_grad_(n == i) for n, x in enumerate((*tensors, *states))]
         results = call(op, given[: len(tensors)], given[len(tensors) :])
-        torch.autograd.backward(sum(x.sin().sum() for x in results))
+        torch.autograd.backward(loss_of(results))
         assert [x.grad is not None for x in given] == [n == i for n in range(len(given))]
-        assert given[i].grad is not None
-        assert worst([given[i].grad], [wanted]) < 1e-6
+        found = given[i].grad
+        assert found is not None
+        assert worst([found], [wanted]) < 1e-6
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,16 +106,16 @@ def test_modes_hooks_and_subclasses(name: str) -> None:
         x.register_hook(lambda g, i=i: seen.append(i))  # type: ignore[no-untyped-call]
     with torch.autograd.graph.save_on_cpu():
         o = call(op, leaves, states)[0]
-    o.sum().backward(retain_graph=True)
+    torch.autograd.backward(o.sum(), retain_graph=True)
     once = [x.grad.clone() for x in leaves if x.grad is not None]
-    o.sum().backward()
+    torch.autograd.backward(o.sum())
     assert worst([x.grad for x in leaves if x.grad is not None], [2 * g for g in once]) < 1e-6
     assert sorted(set(seen)) == list(range(len(leaves)))
     changed = [x.clone().requires_grad_() * 1 for x in tensors]
     o = call(op, changed, states)[0]
     changed[0].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        o.sum().backward()
+        torch.autograd.backward(o.sum())
 
 
 @pytest.mark.parametrize("name", ["gated_delta_rule", "mlstm", "own_scan"])
@@ -120,8 +123,11 @@ def test_what_is_no_tensor_of_numbers_is_named(name: str) -> None:
     op, tensors, states = case(name)
     first, rest = tensors[0], tensors[1:]
     given = op.spec.inputs[0].name
-    for bad in (first.long(), first > 0, first.to(torch.complex64), first.to(torch.float8_e4m3fn),
-                first.numpy(), None, first.to_sparse(), first.to("meta"), 1.0, [first]):  # fmt: skip
+    wrong: tuple[Any, ...] = (
+        first.long(), first > 0, first.to(torch.complex64), first.to(torch.float8_e4m3fn), first.numpy(),
+        None, first.to_sparse(), first.to("meta"), 1.0, [first],
+    )  # fmt: skip
+    for bad in wrong:
         with pytest.raises(ArgumentError, match=rf"{op.spec.name}: (\w+ is on|{given}|\w+ must)"):
             call(op, [bad, *rest], states)
     with pytest.raises(ArgumentError, match="dense tensor, got layout"):
