@@ -24,7 +24,8 @@ from linalg_dsl.ops.launched import Launched, Module, Use
 from linalg_dsl.ops.selfcheck import SelfCheck
 
 ENVIRONMENT_VARIABLE = "LINALG_DSL_FIRST_USE"
-"""``0``: kernels are compiled one by one as they are launched, and their spills not looked at."""
+"""``1``: what this module does is done; else kernels are compiled one by one as they are launched, and their
+spills not looked at. It is off until it has run on a GPU with the kernels as they are now."""
 MOST_SPILLS = 20
 """Registers of a thread that may lie in memory: from hundreds on a kernel is two to five times slower."""
 _ROUNDS = 4
@@ -50,7 +51,7 @@ class FirstUse:
         call = (module.__name__, device, count, use, *((x.dtype, x.shape) for x in tensors))
         if call in self._seen:
             return
-        here = compiles(device)
+        here = asked_for() and compiles(device)
         if here and hasattr(module, "REPLACED"):
             self._settle(module, tensors, offsets, use)
         self.check(module, tensors, offsets)
@@ -77,10 +78,12 @@ class FirstUse:
             self._settled.add(key)
 
 
+def asked_for() -> bool:
+    return os.environ.get(ENVIRONMENT_VARIABLE) == "1"
+
+
 def compiles(device: torch.device) -> bool:
     """Whether kernels are compiled for this device, and may be now."""
-    if os.environ.get(ENVIRONMENT_VARIABLE) == "0":
-        return False
     if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return False
     return not torch.cuda.is_current_stream_capturing()

@@ -19,6 +19,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before the first import of triton
+else:
+    os.environ.setdefault("LINALG_DSL_FIRST_USE", "1")  # what is off until it has run on a GPU
 
 
 @pytest.fixture(autouse=True)

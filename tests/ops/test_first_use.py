@@ -18,6 +18,7 @@ import linalg_dsl as ld
 from linalg_dsl.codegen.cache import private_copy
 from linalg_dsl.ops import first_use
 from linalg_dsl.ops.bench import Shape, inputs_of
+from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.first_use import MOST_SPILLS, alternatives, say_once, settle
 from linalg_dsl.ops.launched import Launched, Module, Use
 
@@ -133,6 +134,7 @@ class Driver:  # as Triton sees an H200, of which there need be none
 triton.runtime.driver.set_active(Driver())
 import linalg_dsl as ld
 from linalg_dsl.ops.bench import Shape, inputs_of
+from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.first_use import compiled_side_by_side
 from linalg_dsl.ops.launched import Module, Use
 
@@ -179,6 +181,7 @@ def test_a_call_is_settled_and_checked_once(monkeypatch: pytest.MonkeyPatch) -> 
         done.append(f"settled {uses[0].save}")
         return []
 
+    monkeypatch.setenv(first_use.ENVIRONMENT_VARIABLE, "1")
     monkeypatch.setattr(first_use, "compiles", lambda device: True)
     monkeypatch.setattr(first_use, "settle", settled)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -191,3 +194,27 @@ def test_a_call_is_settled_and_checked_once(monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(2):
         other(module, tensors, None, Use())
     assert done[4:] == ["checked", "checked"]  # where nothing can be compiled nothing is taken for settled
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["gated_delta_rule", "gla", "mdn", "mamba1"])
+def test_calls_pass_through_it(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def compiled(module: ModuleType, launches: Sequence[Launched]) -> list[int]:
+        found.extend(x.kernel for x in launches)
+        return [0] * len(launches)
+
+    monkeypatch.setenv(first_use.ENVIRONMENT_VARIABLE, "1")
+    monkeypatch.setattr(first_use, "compiles", lambda device: True)
+    monkeypatch.setattr(first_use, "compile_side_by_side", compiled)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    op = ld.compile(f"{catalogue_text(name)}\n# packed: {packed}\n", backend="triton")  # a module of its own
+    tensors = inputs_of(op.spec, Shape(1, 20, 1, 8, 8), torch.float32, CPU)
+    for x in tensors.values():
+        x.requires_grad_()
+    offsets = torch.tensor([0, 7, 20]) if packed else None
+    o, _ = op(**tensors, cu_seqlens=offsets, output_final_state=True)
+    o.sum().backward()
+    ahead, behind = op.plan.launches()
+    assert len({x for x in found if x.startswith(name)}) == ahead + behind  # besides those that make tables
