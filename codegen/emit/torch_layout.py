@@ -134,7 +134,7 @@ class TorchText:
             "like": str(output_like(spec)),
             "wide": repr(self.wide),
             "chunk": str(self.chunk),
-            "shortest": repr(self.shortest).replace("'", '"'),
+            "shortest": _text_of_shortest(*self.shortest),
             "gradients": _flags(self.gradients),
             "resets": _flags([i.kind == "log_gate" for i in spec.inputs]),
         }
@@ -160,3 +160,9 @@ def _flags(flags: Sequence[bool]) -> str:
 
 def _float(x: float) -> str:
     return f'float("{x}")' if x in (float("inf"), float("-inf")) else repr(x)
+
+
+def _text_of_shortest(axis: str, lengths: tuple[int, ...]) -> str:
+    counted = tuple(range(1, len(lengths) + 1))
+    text = f"tuple(range(1, {len(lengths) + 1}))" if lengths and lengths == counted else repr(lengths)
+    return f'("{axis}", {text})'

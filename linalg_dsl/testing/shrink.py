@@ -11,7 +11,7 @@ from linalg_dsl.testing.extremes import Extremes
 from linalg_dsl.testing.failures import PropertyError
 from linalg_dsl.testing.subject import Subject
 
-BUDGET_S = 5.0
+BUDGET_S = 20.0
 """Seconds for making a failure smaller."""
 Check = Callable[[Subject, Case], object]
 

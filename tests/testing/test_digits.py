@@ -91,7 +91,7 @@ def test_a_chunk_size_that_was_asked_for_is_kept() -> None:
     asked = linalg_dsl.compile(ops.delta_rule.spec, backend="torch", chunk_size=64)
     free = linalg_dsl.compile(ops.delta_rule.spec, backend="torch")
     assert '"shortest": ("K", ())' in asked.source("forward")
-    assert '"shortest": ("K", (1, 2, 3, 4,' in free.source("forward")
+    assert '"shortest": ("K", tuple(range(1,' in free.source("forward")
     text = linalg_dsl.compile(ops.delta_rule.spec, backend="triton").source("forward")
     assert "STEP: tl.constexpr" in text
     assert "STEP" not in linalg_dsl.compile(ops.gla.spec, backend="triton").source("forward")
