@@ -52,27 +52,6 @@ class StateText:
 
 
 @dataclass(frozen=True, slots=True)
-class WalkText:
-    """What templates/walk.py.jinja asks for."""
-
-    name: str
-    doc: str
-    pointers: tuple[str, ...]
-    scalars: tuple[str, ...]
-    bounds: tuple[str, ...]
-    constants: tuple[str, ...]
-    offsets: tuple[str, ...]
-    states: tuple[StateText, ...]
-    start: str
-    state_offset: str
-    state_mask: str
-    before_loop: tuple[str, ...]
-    chunk_index: str
-    step: str
-    body: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PrepText:
     """What templates/prep.py.jinja asks for."""
 
@@ -85,3 +64,15 @@ class PrepText:
     offsets: tuple[str, ...]
     step: str
     body: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WalkText(PrepText):
+    """What templates/walk.py.jinja asks for besides."""
+
+    states: tuple[StateText, ...]
+    start: str
+    state_offset: str
+    state_mask: str
+    before_loop: tuple[str, ...]
+    chunk_index: str

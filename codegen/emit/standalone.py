@@ -51,8 +51,8 @@ class StageCall:
 
 
 @dataclass(frozen=True, slots=True)
-class StandaloneCall:
-    """What templates/standalone_call.py.jinja asks for."""
+class StandaloneFunction:
+    """What the functions of an exported file have in common: arguments, checks, and lines on them."""
 
     function: str
     arguments: tuple[str, ...]
@@ -62,24 +62,22 @@ class StandaloneCall:
     inputs: tuple[str, ...]
     lines: tuple[str, ...]
     starts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StandaloneCall(StandaloneFunction):
+    """What templates/standalone_call.py.jinja asks for."""
+
     program: str
     stages: tuple[StageCall, ...]
     numbers: str
 
 
 @dataclass(frozen=True, slots=True)
-class StandaloneStep:
+class StandaloneStep(StandaloneFunction):
     """What templates/standalone_step.py.jinja asks for."""
 
-    function: str
-    arguments: tuple[str, ...]
-    arguments_text: str
-    layouts: tuple[str, ...]
-    carried: tuple[str, ...]
-    inputs: tuple[str, ...]
-    lines: tuple[str, ...]
     head_counts: str
-    starts: tuple[str, ...]
     views: tuple[str, ...]
     token: int
     step: str

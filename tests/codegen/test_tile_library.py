@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import triton.language as tl
+from module_files import module_of_text
 from torch import Tensor
 
 from linalg_dsl.codegen.emit.render import template_text
@@ -121,14 +120,8 @@ READS = {"inclusive": (True, False), "exclusive": (False, True), "decayed": (Fal
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    path = Path(tmp_path_factory.mktemp("tiles")) / "tile_functions.py"
-    path.write_text(template_text("tile_library.py") + KERNELS, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("tile_functions", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    text = template_text("tile_library.py") + KERNELS
+    return module_of_text(tmp_path_factory.mktemp("tiles"), "tile_functions", text)
 
 
 def run(kernel: Any, given: Tensor | None, shape: tuple[int, ...], *numbers: int, **constants: Any) -> Tensor:

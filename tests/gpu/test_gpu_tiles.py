@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from module_files import module_of_text
 from torch import Tensor
 
 from linalg_dsl.codegen.emit.render import template_text
@@ -50,14 +49,8 @@ READS = {"inclusive": (True, False), "exclusive": (False, True), "decayed": (Fal
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    path = Path(tmp_path_factory.mktemp("tiles")) / "tile_functions_gpu.py"
-    path.write_text(template_text("tile_library.py") + KERNELS, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("tile_functions_gpu", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    text = template_text("tile_library.py") + KERNELS
+    return module_of_text(tmp_path_factory.mktemp("tiles"), "tile_functions_gpu", text)
 
 
 def log_decays(C: int) -> Tensor:
