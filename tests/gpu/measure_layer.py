@@ -20,13 +20,15 @@ from torch import Tensor, nn
 import linalg_dsl as ld
 
 NAMES = ("linear_attention", "gated_delta_rule", "kda", "gla", "rwkv7")
-B, T, HIDDEN, HEADS = 8, 2048, 2048, 16
+B, T, HIDDEN, HEADS, ROUNDS = 8, 2048, 2048, 16, 20
+WHEN_DRY = {"B": 2, "T": 130, "HIDDEN": 128, "HEADS": 2, "ROUNDS": 1}
+"""Where there is no GPU (tests/stand_in)."""
 
 
-def time_ms(call: Callable[[], Any], rounds: int = 20) -> float:
+def time_ms(call: Callable[[], Any]) -> float:
     """Milliseconds of a call, the median."""
     times = []
-    for i in range(rounds + 5):
+    for i in range(ROUNDS + 5):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         call()

@@ -1,0 +1,131 @@
+"""Tests and scripts of a GPU walked where there is none: ``LINALG_DSL_GPU_DRY=1`` (CONTRIBUTING.md).
+
+Everything runs as on a GPU but for the kernels, which are compiled and launched into nothing. So no number is
+right, and none is compared: an ``assert`` of a test evaluates its condition and goes on, and known-answer runs
+pass. What is left to fail is all that raises, launches that do not fit their kernel (driver.py), and replayed
+launches that are not those which Triton would make.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import FunctionType, ModuleType
+from typing import Any
+
+ENVIRONMENT_VARIABLE = "LINALG_DSL_GPU_DRY"
+HELPERS = ("kernel_cases", "runtime_cases", "step_cases", "stacked_recurrences", "module_files")
+_SMALLER = "WHEN_DRY"
+"""A test's module says with a table of this name which of its constants are smaller here."""
+
+
+def asked_for() -> bool:
+    """Whether this process is to be one with a GPU that is not there."""
+    return os.environ.get(ENVIRONMENT_VARIABLE, "0") not in ("", "0")
+
+
+def start() -> None:
+    """Before anything asks whether there is a GPU; for the rest of this process."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise RuntimeError(f"unset TRITON_INTERPRET: with {ENVIRONMENT_VARIABLE} kernels are compiled")
+    from . import cuda, driver
+
+    cuda.install()
+    driver.install()
+    _compare_nothing()
+    _compare_replays()
+    _workers_are_small()
+    _compile_without_inductor()
+
+
+def _compile_without_inductor() -> None:
+    """``torch.compile`` traces and lowers as ever; the kernels that inductor would write are not ours."""
+    import torch
+
+    compile_all = torch.compile
+
+    def traced(model: Any = None, *, backend: Any = "inductor", **options: Any) -> Any:
+        return compile_all(model, backend="aot_eager" if backend == "inductor" else backend, **options)
+
+    torch.compile = traced  # type: ignore[assignment]
+
+
+def _workers_are_small() -> None:
+    """Processes that a script starts read it again."""
+    from multiprocessing import spawn
+
+    read = spawn._fixup_main_from_path  # type: ignore[attr-defined]
+
+    def read_small(path: str) -> None:
+        read(path)
+        module = sys.modules["__mp_main__"]
+        make_smaller(module)
+        for value in list(vars(module).values()):  # whose functions look into another dictionary
+            if isinstance(value, FunctionType) and value.__module__ == "__mp_main__":
+                value.__globals__.update(getattr(module, _SMALLER, {}))
+
+    spawn._fixup_main_from_path = read_small  # type: ignore[attr-defined]
+
+
+def _compare_nothing() -> None:
+    import torch
+
+    from linalg_dsl.ops import bench, bench_shapes, decode_check, selfcheck
+
+    for module in (selfcheck, decode_check):
+        module.relative_error = lambda got, want, scale=0.0: 0.0
+    bench.RATES_SIZES["cuda"] = (64, 1 << 16)
+    for name, shape in bench_shapes.SHAPES.items():
+        bench_shapes.SHAPES[name] = replace(shape, B=min(shape.B, 2), T=min(shape.T, 512), H=min(shape.H, 2))
+    torch.testing.assert_close = lambda *args, **kwargs: None
+
+
+def _compare_replays() -> None:
+    """A replayed launch passes what Triton's own launch on the same tensors does."""
+    from linalg_dsl.ops import replay
+
+    from .driver import LAUNCHES, BadLaunch
+
+    ours = replay.CompiledLaunch.__call__
+
+    def both(launch: Any, tensors: Any, addresses: Any, stream: int) -> None:
+        LAUNCHES.last = None
+        ours(launch, tensors, addresses, stream)
+        found = LAUNCHES.last
+        with replay._disable_current_modes():
+            launch.again(tensors, launch.fill)
+        if found != LAUNCHES.last:
+            raise BadLaunch(f"replayed {found}, and Triton launches {LAUNCHES.last}")
+
+    replay.CompiledLaunch.__call__ = both  # type: ignore[method-assign]
+
+
+# -- pytest ----------------------------------------------------------------------------------------
+class _Softened(ast.NodeTransformer):
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return ast.copy_location(ast.Expr(self.visit(node.test)), node)
+
+
+def soften_asserts(register: Callable[..., None]) -> None:
+    """From now on pytest reads the ``assert`` of tests and helpers as expressions without consequence."""
+    from _pytest.assertion import rewrite
+
+    def softened(tree: ast.Module, *args: Any, **kwargs: Any) -> None:
+        _Softened().visit(tree)
+        ast.fix_missing_locations(tree)
+
+    sys.dont_write_bytecode = True
+    rewrite.rewrite_asserts = softened  # type: ignore[assignment]
+    rewrite._read_pyc = lambda *args, **kwargs: None  # type: ignore[assignment]
+    register(*HELPERS)
+
+
+def make_smaller(module: ModuleType) -> None:
+    """Constants of a test's module that say how much memory or time it takes."""
+    for name, value in getattr(module, _SMALLER, {}).items():
+        if not hasattr(module, name):
+            raise AttributeError(f"{module.__name__}.{_SMALLER}: there is no constant {name}")
+        setattr(module, name, value)
