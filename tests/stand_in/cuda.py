@@ -226,5 +226,7 @@ def install() -> None:
         given[name] = _nothing()
     for name, value in given.items():
         setattr(torch.cuda, name, value)
+    for switch in ("flash", "mem_efficient", "cudnn"):  # attention by what any device can do
+        getattr(torch.backends.cuda, f"enable_{switch}_sdp")(False)
     torch._C._cuda_getCurrentRawStream = lambda index: STATE.stream.cuda_stream
     torch.version.cuda = torch.version.cuda or "13.0"

@@ -66,6 +66,9 @@ struct Hooks final : at::CUDAHooksInterface {
   const at::Generator& getDefaultGenerator(c10::DeviceIndex = -1) const override {
     return at::detail::getDefaultCPUGenerator();
   }
+  long versionCuDNN() const override { return 0; }
+  long versionRuntimeCuDNN() const override { return 0; }
+  long versionCuDNNFrontend() const override { return 0; }
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
 };
 
@@ -80,9 +83,7 @@ c10::Storage moved(const c10::Storage& from, c10::Device to) {
       c10::Storage::use_byte_size_t(), from.nbytes(), std::move(pointer), host ? c10::GetCPUAllocator() : nullptr, host);
 }
 
-at::Tensor shaped(c10::Storage storage, const at::Tensor& like, c10::DispatchKey key) {
-  auto out = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(key), like.dtype());
+at::Tensor shaped(at::Tensor out, const at::Tensor& like) {
   auto* made = out.unsafeGetTensorImpl();
   made->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   made->_set_conj(like.is_conj());
@@ -91,14 +92,24 @@ at::Tensor shaped(c10::Storage storage, const at::Tensor& like, c10::DispatchKey
   return out;
 }
 
+at::Tensor fresh(const at::Tensor& x, c10::Device to, c10::DispatchKey key) {
+  return shaped(at::detail::make_tensor<c10::TensorImpl>(moved(x.storage(), to), c10::DispatchKeySet(key), x.dtype()), x);
+}
+
+at::Tensor view_of(const at::Tensor& base, const at::Tensor& like) {
+  c10::Storage same = base.storage();
+  return shaped(at::detail::make_tensor<c10::TensorImpl>(
+                    c10::TensorImpl::VIEW, std::move(same), base.key_set(), like.dtype()), like);
+}
+
 at::Tensor on_host(const at::Tensor& x) {
   if (!x.defined() || x.device().type() != c10::kCUDA) return x;
-  return shaped(moved(x.storage(), c10::Device(c10::kCPU)), x, c10::DispatchKey::CPU);
+  return fresh(x, c10::Device(c10::kCPU), c10::DispatchKey::CPU);
 }
 
 at::Tensor on_device(const at::Tensor& x) {
   if (!x.defined() || x.device().type() != c10::kCPU) return x;
-  return shaped(moved(x.storage(), Guard::only()), x, c10::DispatchKey::CUDA);
+  return fresh(x, Guard::only(), c10::DispatchKey::CUDA);
 }
 
 IValue given(const IValue& value) {
@@ -186,7 +197,7 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
       const at::Tensor& x = out.toTensor();
       if (from >= 0 && originals[static_cast<size_t>(from)].isTensor() && x.defined()) {
         const at::Tensor& base = originals[static_cast<size_t>(from)].toTensor();
-        out = base.device().type() == c10::kCUDA ? shaped(base.storage(), x, c10::DispatchKey::CUDA) : on_device(x);
+        out = base.device().type() == c10::kCUDA ? view_of(base, x) : on_device(x);
       } else {
         out = on_device(x);
       }

@@ -91,7 +91,11 @@ class Launcher:
             raise BadLaunch(f"{self.name}: launched with the function of {_NAMES.get(function)}")
         warps, ctas, shared, *_ = packed
         sizes = (x, y, z, stream, warps, ctas, shared)
-        if not all(type(n) is int for n in sizes) or not 0 < x < 2**31 or not (0 < y < 2**16 and 0 < z < 2**16):
+        if (
+            not all(type(n) is int for n in sizes)
+            or not 0 < x < 2**31
+            or not (0 < y < 2**16 and 0 < z < 2**16)
+        ):
             raise BadLaunch(f"{self.name}: a grid of {x}, {y}, {z} on stream {stream} with {packed}")
         if stream != torch.cuda.current_stream().cuda_stream:
             raise BadLaunch(f"{self.name}: launched on stream {stream}, which is not the current one")
