@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.trace import Values
+from linalg_dsl.codegen.emit.walk_tiles import DescribedTile
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel
 
 
@@ -41,6 +42,7 @@ class KernelText:
     library: frozenset[str]
     loads: tuple[str, ...]
     values: Values
+    tiles: tuple[DescribedTile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,4 +77,5 @@ class WalkText(PrepText):
     state_offset: str
     state_mask: str
     before_loop: tuple[str, ...]
+    tiles: tuple[str, ...]
     chunk_index: str
