@@ -24,7 +24,7 @@ Launches = tuple[tuple[str, "LaunchSizes"], ...]
 class LaunchSizes:
     """Of one launch: ``block`` of the axis that a walk splits, or of K and V in a prep; None: the table's.
 
-    ``tma``: 1 where a walk loads its tiles by tensor descriptors (``schedule/descriptors.py``), 0 by pointers.
+    ``tma``: 1 where a walk loads tiles by tensor descriptors (``schedule/descriptors.py``), 0 by pointers.
     """
 
     block: int | None = None
@@ -66,7 +66,9 @@ def read_launches(given: Mapping[str, Mapping[str, int]] | None) -> Launches:
     found = []
     for name, sizes in given.items():
         if not isinstance(sizes, Mapping):
-            raise ArgumentError(f"launch: {name}: expected a mapping from block, warps, stages, tma to numbers")
+            raise ArgumentError(
+                f"launch: {name}: expected a mapping from block, warps, stages, tma to numbers"
+            )
         for size, number in sizes.items():
             legal = _LEGAL.get(size)
             if legal is None:
@@ -84,9 +86,18 @@ def read_launches(given: Mapping[str, Mapping[str, int]] | None) -> Launches:
     return tuple(sorted(found, key=lambda pair: pair[0]))
 
 
+def joined(found: Launches, own: Launches) -> Launches:
+    """What was found, with what the user asked for before it."""
+    out = dict(found)
+    for name, sizes in own:
+        out[name] = sizes.over(out.get(name, LaunchSizes()))
+    return tuple(sorted(out.items(), key=lambda pair: pair[0]))
+
+
 def _is_walk(name: str) -> bool:
     """Whether a name may be that of walks over chunks, not of those that two levels add."""
-    return not (name in ("prep", *_TOKEN_BY_TOKEN) or name.endswith(("_prep", "_gradients", "_scan")) or "_super_" in name)
+    other = name in ("prep", *_TOKEN_BY_TOKEN) or name.endswith(("_prep", "_gradients", "_scan"))
+    return not other and "_super_" not in name
 
 
 def sizes_of(launches: Launches, stage: str, name: str, family: str) -> LaunchSizes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.trace import Values
-from linalg_dsl.codegen.emit.walk_tiles import DescribedTile
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel
 
 
@@ -27,6 +26,15 @@ class Memory:
     float32: bool = False
     shares: str | None = None
     by_chunks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTile:
+    """A descriptor as a kernel's argument: of which of the launcher's tensors, axes "tK", "tV" or "ts"."""
+
+    parameter: str
+    tensor: str
+    axes: str
 
 
 @dataclass(frozen=True, slots=True)

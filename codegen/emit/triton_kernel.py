@@ -363,25 +363,12 @@ class KernelPrinter:
         if self.kernel.family == "walk":
             out.again[n] = load
         if self.tiles and is_tile(self.nodes, n) and not memory.by_chunks:
-            self._describe(n, name)
+            lengths = {a: tile.length for a, tile in self._blocks().items()}
+            turned = out.tile(node.axes) != node.axes
+            self.tiles.add(name, node.axes, memory, lengths, self.kernel.split, turned)
         per_head = node.op == "param" and self.kernel.family == "walk"
         (self.before if per_head else out.lines).append(line)
         out.loaded(n, name, converted=memory.float32)
-
-    def _describe(self, n: int, name: str) -> None:
-        """Notes how a tile is loaded by a descriptor."""
-        axes, memory = self.nodes[n].axes, self.memory[n]
-        assert self.tiles is not None
-        if axes == ("t", "s"):
-            self.tiles.add(name, memory.argument, "ts", "i_h", "0", "C, C", turned=False)
-            return
-        head = f"i_h // {memory.ratio}" if memory.ratio else "i_h"
-        if memory.rows > 1:
-            head = f"({head}) * {memory.rows} + {memory.row}"
-        length = self._blocks()[axes[1]].length
-        column = "i_block * BLOCK" if self.kernel.split == axes[1] else "0"
-        turned = self.out.tile(axes) != axes
-        self.tiles.add(name, memory.argument, "".join(axes), head, column, f"C, {length}", turned)
 
     def _sum_of_shares(self, name: str, pointer: str, memory: Memory) -> list[str]:
         """What every block of a walk has left of a sum, added up in the order of the blocks."""

@@ -1,30 +1,23 @@
-"""Tiles of a walk by tensor descriptors, beside the loads by pointers that stand for them where there are none.
+"""Tiles of a walk by tensor descriptors, beside the loads by pointers that stand for them elsewhere.
 
-A descriptor has the axes [sequence of the batch, head, token, channel], or [chunk, head, token, token], whatever
-the order in memory: a box is one of the first two each, so that tokens and channels beyond the ends are zero by
-the bounds that the hardware looks at, as they are by the masks of the pointers.
+A descriptor has the axes [sequence of the batch, head, token, channel], or [chunk, head, token, token],
+whatever the order in memory. A box is one of each of the first two, so that tokens and channels beyond the
+ends are zero by the bounds that the hardware looks at, as they are by the masks of the pointers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from linalg_dsl.codegen.emit.kernel_text import DescribedTile, Memory
 from linalg_dsl.codegen.emit.names import Names
+from linalg_dsl.planner.ops import Axes
 
 CONSTANT = "TMA"
 """The constexpr that tells both ways apart."""
 RESERVED = (CONSTANT, "i_b", "i_row", "i_start_row")
-
-
-@dataclass(frozen=True, slots=True)
-class DescribedTile:
-    """A descriptor as a kernel's argument: of which of the launcher's tensors, axes "tK", "tV" or "ts"."""
-
-    parameter: str
-    tensor: str
-    axes: str
 
 
 @dataclass
@@ -35,14 +28,30 @@ class WalkTiles:
     described: dict[str, DescribedTile] = field(default_factory=dict)
     loads: dict[str, str] = field(default_factory=dict)
 
-    def add(self, name: str, tensor: str, axes: str, head: str, column: str, shape: str, turned: bool) -> None:
-        """``head``: which of the descriptor's; ``column``: the first channel; ``shape``: tokens x columns."""
+    def add(
+        self,
+        name: str,
+        axes: Axes,
+        memory: Memory,
+        lengths: Mapping[str, str],
+        split: str | None,
+        turned: bool,
+    ) -> None:
+        """Notes a load of a tile with these axes; ``lengths``: of an axis the extent in the tile."""
+        kind, tensor = "".join(axes), memory.argument
         tile = self.described.get(tensor)
         if tile is None:
-            tile = DescribedTile(self.names.unique(f"tile_{tensor}"), tensor, axes)
+            tile = DescribedTile(self.names.unique(f"tile_{tensor}"), tensor, kind)
             self.described[tensor] = tile
-        place = f"i_ch.to(tl.int32), {head}, 0, 0" if axes == "ts" else f"i_b, {head}, i_row, {column}"
-        text = f"tl.reshape({tile.parameter}.load([{place}]), ({shape}))"
+        if kind == "ts":
+            place = "i_ch.to(tl.int32), i_h, 0, 0"
+        else:
+            head = f"i_h // {memory.ratio}" if memory.ratio else "i_h"
+            if memory.rows > 1:
+                head = f"({head}) * {memory.rows} + {memory.row}"
+            column = "i_block * BLOCK" if split == axes[1] else "0"
+            place = f"i_b, {head}, i_row, {column}"
+        text = f"tl.reshape({tile.parameter}.load([{place}]), (C, {lengths[axes[1]]}))"
         self.loads[name] = f"tl.trans({text})" if turned else text
 
     @property
