@@ -1,6 +1,6 @@
 """Without a GPU, Triton kernels run in its interpreter; fresh memory is filled with NaN everywhere.
 
-With ``LINALG_DSL_GPU_DRY=1`` there is a stand-in for a GPU, on which tests of one are walked (stand_in/dry.py).
+With ``LINALG_DSL_GPU_DRY=1`` there is a stand-in for a GPU, on which its tests are walked (stand_in/dry.py).
 
 Hypothesis has no deadline: the first example of a test often pays for an import or a compilation. In
 continuous integration it draws the same examples every time.

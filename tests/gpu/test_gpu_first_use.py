@@ -1,8 +1,7 @@
-"""What is prepared before a first use, which is off by default, on a GPU: calls are right, and all is compiled."""
+"""Work before a first use, which is off by default, on a GPU: calls are right, and all was compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ OFFSETS = [0, 0, 100, 131]
 
 
 @pytest.fixture(autouse=True)
-def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Switches it on; of every round of compiling how many launches it was asked for."""
     monkeypatch.setenv(first_use.ENVIRONMENT_VARIABLE, "1")
     asked: list[int] = []
@@ -28,7 +27,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return compile_all(module, launches)
 
     monkeypatch.setattr(first_use, "compile_side_by_side", counted)
-    yield asked
+    return asked
 
 
 def both_ways(op: CompiledOp, exact: CompiledOp, H: int, packed: bool) -> tuple[Any, Any]:

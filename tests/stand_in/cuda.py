@@ -1,4 +1,4 @@
-"""``torch.cuda`` of the GPU that is not there: an H200's numbers, streams that do nothing, graphs likewise."""
+"""``torch.cuda`` of the GPU that is not there: an H200's numbers, streams and graphs that do nothing."""
 
 from __future__ import annotations
 
@@ -168,15 +168,16 @@ def properties(given: Any = None) -> Any:
     """An H200's."""
     return SimpleNamespace(
         name=NAME, major=9, minor=0, multi_processor_count=132, total_memory=150_000_000_000, warp_size=32,
-        shared_memory_per_block=48 << 10, shared_memory_per_block_optin=227 << 10, regs_per_multiprocessor=65536,
-        shared_memory_per_multiprocessor=228 << 10, max_threads_per_multi_processor=2048, L2_cache_size=60 << 20,
+        shared_memory_per_block=48 << 10, shared_memory_per_block_optin=227 << 10,
+        regs_per_multiprocessor=65536, shared_memory_per_multiprocessor=228 << 10,
+        max_threads_per_multi_processor=2048, L2_cache_size=60 << 20,
         gcnArchName="", is_integrated=0, is_multi_gpu_board=0, uuid="none", memory_clock_rate=3_201_000,
         memory_bus_width=6144, clock_rate=1_980_000,
     )  # fmt: skip
 
 
 def set_sync_debug_mode(mode: int | str) -> None:
-    STATE.mode = {"default": 0, "warn": 1, "error": 2}.get(mode, mode)  # type: ignore[call-overload]
+    STATE.mode = mode if isinstance(mode, int) else ("default", "warn", "error").index(mode)
     torch.ops.linalg_dsl_stand_in.refuse_waits(STATE.mode == 2)
 
 
@@ -228,5 +229,5 @@ def install() -> None:
         setattr(torch.cuda, name, value)
     for switch in ("flash", "mem_efficient", "cudnn"):  # attention by what any device can do
         getattr(torch.backends.cuda, f"enable_{switch}_sdp")(False)
-    torch._C._cuda_getCurrentRawStream = lambda index: STATE.stream.cuda_stream
+    torch._C._cuda_getCurrentRawStream = lambda device: STATE.stream.cuda_stream
     torch.version.cuda = torch.version.cuda or "13.0"

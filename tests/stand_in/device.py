@@ -47,5 +47,5 @@ def library() -> Path:
 
 def install() -> None:
     """From now on tensors can be made on ``cuda``; for the rest of this process."""
-    torch.ops.load_library(str(library()))
+    torch.ops.load_library(str(library()))  # type: ignore[no-untyped-call]
     torch.ops.linalg_dsl_stand_in.install()

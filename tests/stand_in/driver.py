@@ -156,7 +156,7 @@ def install() -> None:
     from triton.backends.nvidia.compiler import CUDABackend
     from triton.runtime import driver
 
-    class Driver(GPUDriver):
+    class Driver(GPUDriver):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.utils = Utils()

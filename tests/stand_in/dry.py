@@ -1,9 +1,10 @@
 """Tests and scripts of a GPU walked where there is none: ``LINALG_DSL_GPU_DRY=1`` (CONTRIBUTING.md).
 
 Everything runs as on a GPU but for the kernels, which are compiled and launched into nothing. So no number is
-right, and none is compared: an ``assert`` of a test evaluates its condition and goes on, and known-answer runs
-pass. What is left to fail is all that raises, launches that do not fit their kernel (driver.py), and replayed
-launches that are not those which Triton would make.
+right, and none is compared: an ``assert`` of a test evaluates its condition and goes on, known-answer runs
+pass, the step loop is not run, and inductor is left out of ``torch.compile``. What is left to fail is all that
+raises, launches that do not fit their kernel (driver.py), and replayed launches that are not those which Triton
+would make of the same tensors.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ def start() -> None:
     _compile_without_inductor()
 
 
+def replace_in(where: Any, **names: Any) -> None:
+    """Puts other functions into a module or class; each has to be there."""
+    for name, value in names.items():
+        if not hasattr(where, name):
+            raise AttributeError(f"{where.__name__} has no {name}; the dry run is out of date")
+        setattr(where, name, value)
+
+
 def _compile_without_inductor() -> None:
     """``torch.compile`` traces and lowers as ever; the kernels that inductor would write are not ours."""
     import torch
@@ -50,14 +59,14 @@ def _compile_without_inductor() -> None:
     def traced(model: Any = None, *, backend: Any = "inductor", **options: Any) -> Any:
         return compile_all(model, backend="aot_eager" if backend == "inductor" else backend, **options)
 
-    torch.compile = traced  # type: ignore[assignment]
+    replace_in(torch, compile=traced)
 
 
 def _workers_are_small() -> None:
     """Processes that a script starts read it again."""
     from multiprocessing import spawn
 
-    read = spawn._fixup_main_from_path  # type: ignore[attr-defined]
+    read = vars(spawn)["_fixup_main_from_path"]
 
     def read_small(path: str) -> None:
         read(path)
@@ -67,7 +76,7 @@ def _workers_are_small() -> None:
             if isinstance(value, FunctionType) and value.__module__ == "__mp_main__":
                 value.__globals__.update(getattr(module, _SMALLER, {}))
 
-    spawn._fixup_main_from_path = read_small  # type: ignore[attr-defined]
+    replace_in(spawn, _fixup_main_from_path=read_small)
 
 
 def _compare_nothing() -> None:
@@ -87,19 +96,21 @@ def _compare_nothing() -> None:
         return tuple(w.double().cpu() for w in weights), [x.detach().double().cpu() for x in leaves.values()]
 
     # the step loop would take most of the time, for numbers that are not compared
-    op.CompiledOp.reference = as_reference  # type: ignore[method-assign, assignment]
-    check.reference_results = wanted
-    check.short_operand_results = lambda *given: [y for x in wanted(*given) for y in x]
+    replace_in(op.CompiledOp, reference=as_reference)
+    replace_in(check, reference_results=wanted)
+    replace_in(check, short_operand_results=lambda *given: [y for x in wanted(*given) for y in x])
     for module in (selfcheck, decode_check):
-        module.relative_error = lambda got, want, scale=0.0: 0.0
+        replace_in(module, relative_error=lambda got, want, scale=0.0: 0.0)
     bench.RATES_SIZES["cuda"] = (64, 1 << 16)
     for name, shape in bench_shapes.SHAPES.items():
         bench_shapes.SHAPES[name] = replace(shape, B=min(shape.B, 2), T=min(shape.T, 512), H=min(shape.H, 2))
-    torch.testing.assert_close = lambda *args, **kwargs: None
+    replace_in(torch.testing, assert_close=lambda *args, **kwargs: None)
 
 
 def _compare_replays() -> None:
     """A replayed launch passes what Triton's own launch on the same tensors does."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
     from linalg_dsl.ops import replay
 
     from .driver import LAUNCHES, BadLaunch
@@ -110,12 +121,12 @@ def _compare_replays() -> None:
         LAUNCHES.last = None
         ours(launch, tensors, addresses, stream)
         found = LAUNCHES.last
-        with replay._disable_current_modes():
+        with _disable_current_modes():
             launch.again(tensors, launch.fill)
         if found != LAUNCHES.last:
             raise BadLaunch(f"replayed {found}, and Triton launches {LAUNCHES.last}")
 
-    replay.CompiledLaunch.__call__ = both  # type: ignore[method-assign]
+    replace_in(replay.CompiledLaunch, __call__=both)
 
 
 # -- pytest ----------------------------------------------------------------------------------------
@@ -133,8 +144,7 @@ def soften_asserts(register: Callable[..., None]) -> None:
         ast.fix_missing_locations(tree)
 
     sys.dont_write_bytecode = True
-    rewrite.rewrite_asserts = softened  # type: ignore[assignment]
-    rewrite._read_pyc = lambda *args, **kwargs: None  # type: ignore[assignment]
+    replace_in(rewrite, rewrite_asserts=softened, _read_pyc=lambda *args, **kwargs: None)
     register(*HELPERS)
 
 

@@ -1,4 +1,4 @@
-"""Runs a script of tests/gpu where there is no GPU: ``python tests/stand_in/run.py tests/gpu/measure.py check``.
+"""``python tests/stand_in/run.py tests/gpu/measure.py check``: runs a script of a GPU where there is none.
 
 Its constants are made smaller as its table ``WHEN_DRY`` says, in its worker processes too.
 """
