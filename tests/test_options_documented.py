@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +23,10 @@ def test_an_option_is_explained_and_checked(option: str) -> None:
     fields = {f.name: f.default for f in dataclasses.fields(CompileOptions)}
     assert option in fields
     assert f"``{option}``" in inspect.cleandoc(CompileOptions.__doc__ or "")
+    text = "recurrence x\ninput q, k : [K]\ninput v : [V]\nS_t = S_{t-1} + k_t v_tᵀ\no_t = S_tᵀ q_t"
+    nonsense: dict[str, Any] = {option: object()}
     with pytest.raises(linalg_dsl.ArgumentError, match=option):
-        linalg_dsl.compile(
-            "recurrence x\ninput q, k : [K]\ninput v : [V]\nS_t = S_{t-1} + k_t v_tᵀ\no_t = S_tᵀ q_t",
-            **{option: object()},
-        )  # type: ignore[arg-type]
+        linalg_dsl.compile(text, **nonsense)
 
 
 def test_variables_of_the_environment_are_explained() -> None:
