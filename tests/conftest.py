@@ -38,6 +38,7 @@ def poisoned_memory() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if dry.asked_for():
+        dry.compare_nothing_in_helpers()
         for module in {item.getparent(pytest.Module) for item in items}:
             assert module is not None
             dry.make_smaller(module.obj)
