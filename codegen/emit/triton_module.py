@@ -30,10 +30,12 @@ from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter
 from linalg_dsl.codegen.emit.triton_levels import RESERVED, LevelsPrinter, LevelsText
 from linalg_dsl.codegen.launch_sizes import Launches, sizes_of
+from linalg_dsl.codegen.options import NanExact
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.call_shape import is_crowded, plan_class, score_count, summed_axis
 from linalg_dsl.codegen.schedule.cut import cut
+from linalg_dsl.codegen.schedule.descriptors import capabilities
 from linalg_dsl.codegen.schedule.kernel_plan import (
     SEGMENT,
     Direction,
@@ -110,6 +112,7 @@ class TritonModule:
     table: tuple[str, ...]
     levels: LevelsText | None
     sizes: str
+    described: str
 
 
 def kernel_plan(forward: ChunkPlan, backward: ChunkPlan) -> KernelPlan:
@@ -129,7 +132,7 @@ def emit_triton(
     schedule: str = "walk",
     super_chunk: int | None = None,
     launch: Launches = (),
-    nan_exact: bool = True,
+    nan_exact: NanExact = True,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
@@ -138,9 +141,9 @@ def emit_triton(
     output is float32. ``handed``: inputs whose types do not decide that of the operands of products.
     ``trace`` takes up what the names in the kernels stand for. ``schedule``: "walk", "two_level" (with
     super-chunks of ``super_chunk`` chunks, None for a choice at each call), or "auto" for a choice between
-    them at each call. ``launch``: sizes in place of the tables'. ``nan_exact``: whether NaN of later tokens
-    is kept from earlier ones of a chunk. The text depends on nothing but the
-    arguments and this package's version. Raises
+    them at each call. ``launch``: sizes in place of the tables'. ``nan_exact``: whether NaN of some tokens
+    is kept from outputs of others of their chunk ("gradients": from gradients too). The text depends on
+    nothing but the arguments and this package's version. Raises
     ``ArgumentError`` where there is no such schedule.
     """
     if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
@@ -172,7 +175,7 @@ class _Emitter:
         forced: bool,
         super_chunk: int | None,
         launch: Launches = (),
-        nan_exact: bool = True,
+        nan_exact: NanExact = True,
     ) -> None:
         self.nan_exact = nan_exact
         self.canonical = canonical
@@ -214,6 +217,7 @@ class _Emitter:
         spec, plan = self.spec, self.plan
         memory = self._memory()
         state_dims = tuple(map(str, spec.states[0].dims))
+        described = self._described()
         printed = {
             k.name: KernelPrinter(
                 plan,
@@ -223,7 +227,8 @@ class _Emitter:
                 state_dims,
                 self._short(),
                 stepped=self.stepped,
-                nan_exact=self.nan_exact and k in plan.forward,
+                nan_exact=self.nan_exact == "gradients" or (bool(self.nan_exact) and k in plan.forward),
+                described=f"{self.title}_{k.name}" in described,
             ).run()
             for k in (*plan.forward, *plan.backward)
         }
@@ -314,6 +319,7 @@ class _Emitter:
                 table=table_functions(),
                 levels=levels.text(self.super_chunk, self.forced) if levels else None,
                 sizes=self._sizes(levels),
+                described=repr(described) if described else "",
             ),
         )
 
@@ -322,6 +328,14 @@ class _Emitter:
         kernels = kernel_names(self.plan, levels.two if levels else None)
         asked = {n: sizes_of(self.asked, self.spec.name, n, f).as_tuple for n, f in kernels}
         return repr({f"{self.title}_{n}": sizes for n, sizes in asked.items() if any(sizes)})
+
+    def _described(self) -> dict[str, tuple[int, ...]]:
+        """The walks that can load by descriptors, by their names in the module, and where they do."""
+        found = {}
+        for kernel in (*self.plan.forward, *self.plan.backward):
+            asked = sizes_of(self.asked, self.spec.name, kernel.name, kernel.family).tma
+            found[f"{self.title}_{kernel.name}"] = capabilities(kernel, asked)
+        return {name: majors for name, majors in found.items() if majors}
 
     def _short(self) -> bool:
         """Whether chunks are as short as the table has them for many erases."""
@@ -421,6 +435,8 @@ class _Emitter:
 
     def _launch_walk(self, text: KernelText, first: str, last: str, more: str) -> str:
         """A walk from the state ``first``, which leaves its last one in ``last``."""
+        if text.tiles:
+            more += f", tiles={tuple_text(f'({t.tensor}, {t.axes!r})' for t in text.tiles)}"
         return (
             f'call.walk({text.name}, "{text.kernel.split}", {tuple_text(map(repr, text.loads))}, '
             f"{self._operands(text, f', {first}, {last}')}{more})"
