@@ -13,6 +13,7 @@ from linalg_dsl.codegen.emit.render import functions_of, render
 from linalg_dsl.codegen.emit.signature import (
     axis_source,
     equations,
+    given_outputs,
     head_counts,
     literal,
     output_dims,
@@ -66,7 +67,9 @@ class TritonStepModule:
     kernels: tuple[str, ...]
     inputs: str
     consts: str
+    outputs: tuple[str, ...]
     output: str
+    dry_output: str
     output_type: str
     partial_output: bool
     saves: bool
@@ -74,7 +77,7 @@ class TritonStepModule:
     forward_kernel: str
     backward_kernel: str
     sizes: str
-    cotangent: str
+    cotangents: tuple[str, ...]
     backward_buffers: tuple[str, ...]
     backward_launch: str
     gradients: tuple[str, ...]
@@ -154,16 +157,15 @@ class StepEmitter:
         spec = self.spec
         self.inputs = {i.name: names.unique(i.name) for i in spec.inputs}
         self.const_args = {c: names.unique(c) for c in self.consts}
-        output = spec.outputs[0].target
-        self.output = names.unique(output)
-        self.cotangent = names.unique(f"d_{output}")
+        self.outputs = {e.target: names.unique(e.target) for e in spec.outputs}
+        self.cotangents = {e.target: names.unique(f"d_{e.target}") for e in spec.outputs}
         self.gradients = {i: names.unique(f"d_{a}") for i, a in self.inputs.items()}
         self.order = {i.name: n for n, i in enumerate(spec.inputs)}
         self.counts = {i.name: row_count(i, self.numbers) for i in spec.inputs}
         dims = {d for i in spec.inputs for d in i.dims} | {d for s in spec.states for d in s.dims}
         rows = {str(d): self._number(d) for d in dims - {"K", "V"}}
         self.launcher = StepNames(
-            names.unique(spec.name), self.inputs, self.const_args, self.output, self.cotangent,
+            names.unique(spec.name), self.inputs, self.const_args, self.outputs, self.cotangents,
             self.gradients, rows, self.counts,
         )  # fmt: skip
 
@@ -204,7 +206,11 @@ class StepEmitter:
                 kernels=(first.text.rstrip(), second.text.rstrip()),
                 inputs=", ".join(self.inputs.values()),
                 consts=", ".join(self.const_args.values()),
-                output=self.output,
+                outputs=tuple(self.outputs.values()),
+                output=given_outputs(self.outputs.values()),
+                dry_output=given_outputs(
+                    [f"call.result(OUTPUT_DIMS, {self.output_type})"] * len(self.outputs)
+                ),
                 output_type=self.output_type,
                 partial_output=plan.partial_output,
                 saves=saves,
@@ -212,7 +218,7 @@ class StepEmitter:
                 forward_kernel=first.name,
                 backward_kernel=second.name,
                 sizes=self._sizes(first, second),
-                cotangent=self.cotangent,
+                cotangents=tuple(self.cotangents.values()),
                 backward_buffers=(*self._buffers(), *self._kept(second)),
                 backward_launch=self._launch(second),
                 gradients=tuple(self._gradient(i) for i in self.inputs),

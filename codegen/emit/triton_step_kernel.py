@@ -159,15 +159,15 @@ def forward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepN
         if saves:
             marks = memory.pointer(f"marks[{i}]", f"{name}_mark")
             k["keep"].append(memory.store(marks, "i_ch * H + i_h", axes, tile, carry, *once))
-    ((_, o_node),) = plan.outputs
-    roots = [o_node, *(c[3] for c in plan.carries)]
+    roots = [*(i for _, i in plan.outputs), *(c[3] for c in plan.carries)]
     names, k.parts["loads"] = memory.group(plan, roots)
     k["group"].extend(names.values())
     given = {leaf: carries[name] for name, _, leaf, _ in plan.carries}
     out = k.statements(plan, tiles, roots, given, names)
     k["body"].extend(out.lines)
     shape = spec.outputs[0].value.shape
-    k.store_result(out, o_node, launcher.output, shape, partial=schedule.partial_output)
+    for name, node in plan.outputs:
+        k.store_result(out, node, launcher.outputs[name], shape, partial=schedule.partial_output)
     k["body"].append(next_states(carries, plan, "forward", out, live=True))
     return k.text("forward", "One token after the other: outputs, and the states after them.", reverse=False)
 

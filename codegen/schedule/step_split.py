@@ -103,9 +103,9 @@ def decode_schedule(forward: ChunkPlan) -> StepSchedule:
 
 
 def _sums_output(prepared: ChunkPlan, axis: str) -> bool:
-    """Whether every program has a partial sum of the output."""
-    ((_, output),) = prepared.outputs
-    return node_shares(prepared.nodes, axis)[output] == "partial" and prepared.nodes[output].op != "first"
+    """Whether every program has a partial sum of an output; of one that is whole the others then have 0."""
+    shares, nodes = node_shares(prepared.nodes, axis), prepared.nodes
+    return any(shares[i] == "partial" and nodes[i].op != "first" for _, i in prepared.outputs)
 
 
 def _cost(made: StepSchedule) -> float:

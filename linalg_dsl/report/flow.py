@@ -161,18 +161,19 @@ def step_launches(
 
     given = [of_input(i, i.name, "input") for i in spec.inputs]
     gradients = [of_input(i, f"d_{i.name}", "output") for i in spec.inputs]
-    name = spec.outputs[0].target
-    shown = [str(d) for d in spec.outputs[0].value.shape if d != 1]
-    o = tensor(name, ("B", "T", "H"), shown, "output", short)
-    d_o = replace(o, name=f"d_{name}", role="input")
+    outputs = [
+        tensor(e.target, ("B", "T", "H"), [d for d in e.value.shape if d != 1], "output", short)
+        for e in spec.outputs
+    ]
+    cotangents = [replace(o, name=f"d_{o.name}", role="input") for o in outputs]
     marks = [tensor(f"{s.name} marks", ("B", "marks", "H"), s.dims, "saved", 4) for s in spec.states]
     marks = marks if needs_states(schedule.backward) else []
     ends = [tensor(f"{s.name}_T", ("B", "H"), s.dims, "state", 4) for s in spec.states]
     ahead = frozenset(range(origins.ahead))
     behind = frozenset(range(origins.ahead, len(origins.equations)))
     split = f", splits {schedule.split}" if schedule.split else ""
-    forward = (tuple(given), (o, *marks, *ends), ahead)
-    backward = ((*given, *marks, d_o), tuple(gradients), behind)
+    forward = (tuple(given), (*outputs, *marks, *ends), ahead)
+    backward = ((*given, *marks, *cotangents), tuple(gradients), behind)
     return (
         Launch("forward", f"token after token{split}", "forward", *forward),
         Launch("backward", f"from the last token{split}", "backward", *backward),
