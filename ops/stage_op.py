@@ -91,8 +91,10 @@ class StageOp:
         cu_seqlens: Tensor | None,
         want: bool,
     ) -> tuple[Any, States]:
-        """The output, of several a tuple, and, if ``want``, the final states; ``consts`` may hold more than this
-        stage has."""
+        """The output, of several a tuple, and the final states if ``want``.
+
+        ``consts`` may hold more than this stage has.
+        """
         own = self._own(consts)
         if backend == "triton":
             check_widths(self.spec, tensors)

@@ -176,7 +176,11 @@ class _File:
             render(
                 "standalone.py.jinja",
                 Standalone(
-                    r, *(n.get(x, x) for x in ("STATES", "forward", "backward")), len(m.stage.results)
+                    r,
+                    n.get("STATES", "STATES"),
+                    n.get("forward", "forward"),
+                    n.get("backward", "backward"),
+                    len(m.stage.results),
                 ),
             ).rstrip("\n")
             for r, n, m in zip(self.recurrences, self.names_in, self.modules, strict=True)

@@ -35,7 +35,14 @@ from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.call_shape import is_crowded, plan_class, score_count, summed_axis
 from linalg_dsl.codegen.schedule.cut import cut
-from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Direction, Kernel, KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.kernel_plan import (
+    SEGMENT,
+    Direction,
+    Kernel,
+    KernelPlan,
+    leaves_last_states,
+    tile_kinds,
+)
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.codegen.schedule.two_level import first_walk, kernel_names, why_one_level
 from linalg_dsl.errors import ArgumentError, InternalError
@@ -424,22 +431,18 @@ class _Emitter:
 
     def _ends(self, kernel: Kernel) -> tuple[str, str]:
         """The tensors that a walk starts from and leaves its last states in: as many as there are states."""
-        two = self.has_levels
+        two, last = self.has_levels, leaves_last_states(self.plan, kernel)
         if kernel in self.plan.forward:
-            final = kernel is [k for k in self.plan.forward if k.family == "walk"][-1]
             return (
                 "(super_first,)" if two else "initial_states",
-                "NO_STATES" if not final else "(super_last,)" if two else "final_states or NO_STATES",
+                "NO_STATES" if not last else "(super_last,)" if two else "final_states or NO_STATES",
             )
         if kernel.direction == "forward":
             first = "(super_starts if call.super_chunk else initial_state,)"
             return first if two else "initial_states", "NO_STATES"
-        v_split = kernel.split == "V" or not any(
-            k.direction == "reverse" and k.split == "V" for k in self.plan.backward
-        )
         return (
             "(super_first,)" if two else "d_final_states",
-            "NO_STATES" if not v_split else "(super_last,)" if two else "d_initial_states",
+            "NO_STATES" if not last else "(super_last,)" if two else "d_initial_states",
         )
 
     def _operands(self, text: KernelText, states: str = "") -> str:
