@@ -72,6 +72,7 @@ class TritonStepModule:
     dry_output: str
     output_type: str
     partial_output: bool
+    products: bool
     saves: bool
     forward_launch: str
     forward_kernel: str
@@ -162,10 +163,12 @@ class StepEmitter:
         self.gradients = {i: names.unique(f"d_{a}") for i, a in self.inputs.items()}
         self.order = {i.name: n for n, i in enumerate(spec.inputs)}
         self.counts = {i.name: row_count(i, self.numbers) for i in spec.inputs}
+        self.product_factors = {n: names.unique(f"factor_{i}") for i, n in enumerate(plan.factors, 1)}
         dims = {d for i in spec.inputs for d in i.dims} | {d for s in spec.states for d in s.dims}
         rows = {str(d): self._number(d) for d in dims - {"K", "V"}}
         self.launcher = StepNames(
             names.unique(spec.name), self.inputs, self.const_args, self.outputs, self.cotangents,
+            self.product_factors,
             self.gradients, rows, self.counts,
         )  # fmt: skip
 
@@ -213,6 +216,7 @@ class StepEmitter:
                 ),
                 output_type=self.output_type,
                 partial_output=plan.partial_output,
+                products=bool(plan.products),
                 saves=saves,
                 forward_launch=self._launch(first),
                 forward_kernel=first.name,
@@ -283,7 +287,7 @@ class StepEmitter:
 
     def _written(self, name: str) -> list[tuple[str, bool]]:
         """(name of the buffer, whether it has partial sums) of each buffer of a gradient."""
-        leaves = self._leaves(name)
+        leaves = [r for r in self._leaves(name) if r not in self.plan.products]
         own = self.gradients[name]
         buffers = [(own, self._is_partial(r)) for r in leaves if "[" not in r]
         rows = [self._is_partial(r) for r in leaves if "[" in r]
@@ -297,13 +301,19 @@ class StepEmitter:
                 f"{buffer} = call.gradient({self.order[name]}, {partial}, {dims})"
                 for buffer, partial in self._written(name)
             ]
+        for node, buffer in self.product_factors.items():
+            (axis,) = self.plan.backward.nodes[node].axes
+            lines.append(f"{buffer} = call.factor({self.dims([dimension(axis)])!r})")
         return lines
 
     def _gradient(self, name: str) -> str:
+        i = self.order[name]
+        if pair := self.plan.products.get(f"d_{name}"):
+            factors = ", ".join(self.product_factors[n] for n in pair)
+            return f"call.finish({i}, False, call.products({factors}))"
         written = self._written(name)
         if not written:
             return "None"
-        i = self.order[name]
         if len({partial for _, partial in written}) == 1:
             return f"call.finish({i}, {written[0][1]}, {', '.join(b for b, _ in written)})"
         return " + ".join(f"call.finish({i}, {partial}, {b})" for b, partial in written)

@@ -197,7 +197,9 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
             ]
         )
     reverse = {name: (leaf, after) for name, way, leaf, after in plan.carries if way == "reverse"}
-    roots = [i for _, i in plan.outputs] + [after for _, after in reverse.values()]
+    products = k.schedule.products
+    roots = [i for name, i in plan.outputs if name not in products] + [*k.schedule.factors]
+    roots += [after for _, after in reverse.values()]
     names, k.parts["loads"] = memory.group(plan, roots)
     given = {leaf: d_states[name] for name, (leaf, _) in reverse.items()}
     if replays:
@@ -208,7 +210,14 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
     k["body"].extend(out.lines)
     leaves = {gradient_name(n): n for n in schedule.forward.nodes if n.op in ("input", "param")}
     for result, node in plan.outputs:
-        _store_gradient(k, out, result, node, leaves[result])
+        if result not in products:
+            _store_gradient(k, out, result, node, leaves[result])
+    for node in k.schedule.factors:
+        axes = out.nodes[node].axes
+        more = memory.once(axes)
+        k["body"].append(
+            memory.store_row(k.launcher.factors[node], "i_h", "H", axes, axes, out.full(node, axes), *more)
+        )
     k["body"].append(next_states(d_states, plan, "reverse", out, live=True))
     return k.text(
         "backward", "From the last token to the first: the gradients of inputs and states.", reverse=True

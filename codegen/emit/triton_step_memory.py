@@ -46,6 +46,7 @@ class StepNames:
     consts: Mapping[str, str]
     outputs: dict[str, str]
     cotangents: dict[str, str]
+    factors: dict[int, str]
     gradients: Mapping[str, str]
     rows: Mapping[str, int]
     counts: Mapping[str, int]
