@@ -35,6 +35,7 @@ from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.call_shape import is_crowded, plan_class, score_count, summed_axis
 from linalg_dsl.codegen.schedule.cut import cut
+from linalg_dsl.codegen.schedule.descriptors import capabilities
 from linalg_dsl.codegen.schedule.kernel_plan import (
     SEGMENT,
     Direction,
@@ -112,6 +113,7 @@ class TritonModule:
     table: tuple[str, ...]
     levels: LevelsText | None
     sizes: str
+    described: str
 
 
 def kernel_plan(forward: ChunkPlan, backward: ChunkPlan) -> KernelPlan:
@@ -216,6 +218,7 @@ class _Emitter:
         spec, plan = self.spec, self.plan
         memory = self._memory()
         state_dims = tuple(map(str, spec.states[0].dims))
+        described = self._described()
         printed = {
             k.name: KernelPrinter(
                 plan,
@@ -226,6 +229,7 @@ class _Emitter:
                 self._short(),
                 stepped=self.stepped,
                 nan_exact=self.nan_exact and k in plan.forward,
+                described=f"{self.title}_{k.name}" in described,
             ).run()
             for k in (*plan.forward, *plan.backward)
         }
@@ -317,6 +321,7 @@ class _Emitter:
                 table=table_functions(),
                 levels=levels.text(self.super_chunk, self.forced) if levels else None,
                 sizes=self._sizes(levels),
+                described=repr(described) if described else "",
             ),
         )
 
@@ -325,6 +330,14 @@ class _Emitter:
         kernels = kernel_names(self.plan, levels.two if levels else None)
         asked = {n: sizes_of(self.asked, self.spec.name, n, f).as_tuple for n, f in kernels}
         return repr({f"{self.title}_{n}": sizes for n, sizes in asked.items() if any(sizes)})
+
+    def _described(self) -> dict[str, tuple[int, ...]]:
+        """The walks that can load by descriptors, by their names in the module, and where they do."""
+        found = {}
+        for kernel in (*self.plan.forward, *self.plan.backward):
+            asked = sizes_of(self.asked, self.spec.name, kernel.name, kernel.family).tma
+            found[f"{self.title}_{kernel.name}"] = capabilities(kernel, asked)
+        return {name: majors for name, majors in found.items() if majors}
 
     def _short(self) -> bool:
         """Whether chunks are as short as the table has them for many erases."""
@@ -424,6 +437,8 @@ class _Emitter:
 
     def _launch_walk(self, text: KernelText, first: str, last: str, more: str) -> str:
         """A walk from the state ``first``, which leaves its last one in ``last``."""
+        if text.tiles:
+            more += f", tiles={tuple_text(f'({t.tensor}, {t.axes!r})' for t in text.tiles)}"
         return (
             f'call.walk({text.name}, "{text.kernel.split}", {tuple_text(map(repr, text.loads))}, '
             f"{self._operands(text, f', {first}, {last}')}{more})"

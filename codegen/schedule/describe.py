@@ -25,6 +25,7 @@ from linalg_dsl.codegen.schedule.call_shape import (
     value_names,
 )
 from linalg_dsl.codegen.schedule.choice import Levels, Place, choose_levels
+from linalg_dsl.codegen.schedule.descriptors import how_tiles_are_loaded
 from linalg_dsl.codegen.schedule.facts import BOUNDARY
 from linalg_dsl.codegen.schedule.kernel_plan import (
     SEGMENT,
@@ -259,6 +260,7 @@ def kernel_schedule(
         *_walk_reasons(plan, kernel, state),
         *sizes,
         *_asked_reasons(asked),
+        *how_tiles_are_loaded(kernel, asked.tma, stages, target),
         *_boundary_reasons(kernel, shape),
     )
     each = -(-shape.chunks // (shape.pieces or shape.B or 1))
@@ -293,7 +295,7 @@ def _level_schedules(
     sizes = {"K": shape.K, "V": shape.V, 1: 1}
     for summary in summaries:
         own = replace(shape, K=sizes[summary.rows], V=sizes[summary.columns])
-        asked = sizes_of(launch, stage, summary.kernel.name, "walk")
+        asked = replace(sizes_of(launch, stage, summary.kernel.name, "walk"), tma=None)
         found = kernel_schedule(two.plan, summary.kernel, own, target, asked=asked)
         written = 4 * shape.pieces * shape.H * own.K * own.V
         yield replace(found, written=written, reasons=(summary.purpose, *_asked_reasons(asked)))
