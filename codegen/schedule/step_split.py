@@ -35,10 +35,10 @@ STEP_KERNELS = ("forward", "backward")
 class StepSchedule:
     """The plans of a step as its kernels carry them out; ``split`` is None where one program has all.
 
-    ``partial_output``, ``partial_gradients``: those of which every program writes a partial sum. ``products``:
-    gradients of matrix params that are a product of a column and a row at every token, with the nodes of
-    both. Kernels write these, and the sum over the tokens is formed behind them: inside, a matrix would stand
-    beside every param in the registers of one program.
+    ``partial_output``, ``partial_gradients``: those of which every program writes a partial sum.
+    ``products``: gradients of params that are a product of a column and a row at every token, with the nodes
+    of both. Kernels write these, and the sum over the tokens is formed behind them: inside, a matrix would be
+    held beside every param in the registers of one program.
     """
 
     split: str | None
