@@ -11,6 +11,7 @@ from math import inf
 import torch
 
 from linalg_dsl.testing.cases import COTANGENTS, Case, Shape, make_case
+from linalg_dsl.testing.effort import EFFORT, affordable, effort, is_interpreted
 from linalg_dsl.testing.extremes import Extremes, applicable
 from linalg_dsl.testing.oracle import exact
 from linalg_dsl.testing.subject import Subject
@@ -60,8 +61,31 @@ def shapes(subject: Subject, seed: int, *, packed: bool | None = None, longest: 
         packed = subject.packed and (kind == "packed" or (kind == "any" and chance.random() < 0.5))
     if packed:
         chosen = chance.choice(PACKINGS[1:3] if kind == "packed" else PACKINGS)
+        if is_interpreted(subject):
+            H, K, V = _affordable_packing(subject, chosen, H, K, V)
         return Shape(1, sum(chosen), H, K, V, chosen)
-    return Shape(chance.choice((1, 2)), length, H, K, V)
+    rows = chance.choice((1, 2))
+    if is_interpreted(subject):
+        rows = rows if H == 1 else 1
+        if kind == "long" and subject.heads is None:
+            H = 2 if effort(subject, 2, length, K, V) <= EFFORT else 1
+        length = affordable(subject, rows * H, length, K, V)
+    return Shape(rows, length, H, K, V)
+
+
+def _affordable_packing(
+    subject: Subject, lengths: tuple[int, ...], H: int, K: int, V: int
+) -> tuple[int, int, int]:
+    """H, K, V: lengths stay as they are, so there are fewer heads, and channels enough for whole chunks."""
+
+    def dear() -> bool:
+        return sum(effort(subject, H, n, K, V) for n in lengths) > EFFORT
+
+    if dear() and subject.sizes is None:
+        K, V = max(K, 16), max(V, 16)
+    if dear() and subject.heads is None:
+        H = 1
+    return H, K, V
 
 
 TELLING = (

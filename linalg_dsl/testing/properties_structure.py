@@ -21,6 +21,7 @@ from linalg_dsl.testing.cases import (
 )
 from linalg_dsl.testing.compare import demand_bits, demand_close
 from linalg_dsl.testing.draws import cases, extremes, one_case
+from linalg_dsl.testing.effort import affordable, is_interpreted
 from linalg_dsl.testing.failures import NotApplicable
 from linalg_dsl.testing.oracle import exact, head_axis
 from linalg_dsl.testing.subject import Subject
@@ -259,5 +260,8 @@ def _wide_cases(
         heads = case.shape.H if H is None or subject.heads is not None else H
         if subject.heads is not None and H is not None:
             heads = max(subject.heads)
-        shape = replace(case.shape, B=B, H=heads, T=min(max(case.shape.T, 2), 40))
+        rows = 1 if is_interpreted(subject) and H is not None else B
+        s = case.shape
+        T = affordable(subject, rows * heads, min(max(s.T, 2), 40), s.K, s.V)
+        shape = replace(s, B=rows, H=heads, T=T)
         yield one_case(subject, case.seed, shape=shape, grouped=False)
