@@ -256,7 +256,7 @@ class _File:
             return ()
         found = {s.name for t in self.stages.steps if isinstance(t, TokenStep) for s in symbols(t.value)}
         made = {i.name for i in self.spec.inputs} | {
-            t.name if isinstance(t, TokenStep) else t.result
+            t.result if isinstance(t, Stage) else t.name
             for t in self.stages.steps
             if not isinstance(t, Shift)
         }

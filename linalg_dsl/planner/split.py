@@ -16,6 +16,7 @@ from linalg_dsl.language.spec import Equation, RecurrenceSpec
 from linalg_dsl.planner.canonical import canonicalise
 from linalg_dsl.planner.constants import find_constants
 from linalg_dsl.planner.micro_tokens import choose_substeps
+from linalg_dsl.planner.shared_params import meeting_at_tokens
 from linalg_dsl.planner.stage_spec import StageMaker
 from linalg_dsl.planner.stages import Shift, Stages, Step, single, verify
 from linalg_dsl.planner.state_reads import ReadFinder, WholeRead, is_linear
@@ -62,7 +63,7 @@ def _in_chunks(stages: Stages) -> bool:
 
 def _staged(spec: RecurrenceSpec, groups: list[Component]) -> Stages:
     flat, fixed = _without_loops_that_read(spec, groups)
-    stages = replace(_Splitter(flat, groups).run(), spec=spec, fixed=fixed)
+    stages = meeting_at_tokens(replace(_Splitter(flat, groups).run(), spec=spec, fixed=fixed))
     verify(stages)
     return stages
 

@@ -340,13 +340,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
-        "carried_boundary_not_bounded",
-        "kda",
-        "triton",
-        "a carried boundary term is not bounded: no digit of it is right under strong gates",
-        text=(Assigned("b_bound", "_x", pattern="tl.minimum(tl.maximum(_x, -b_limit), b_limit)"),),
-    ),
-    Mutant(
         "carried_boundary_restarts_late",
         "gated_delta_rule",
         "triton",
@@ -373,7 +366,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "triton",
         "the walk ends before the ragged last chunk",
         text=(
-            Rewrite("(length + STEP - 1) // STEP", "tl.maximum(length // STEP, length > 0)", "_fwd_walk$"),
+            Rewrite(
+                "(length + STEP - 1) // STEP", "(length + (length < STEP) * (STEP - 1)) // STEP", "_fwd_walk$"
+            ),
         ),
     ),
     Mutant(
@@ -404,17 +399,6 @@ MUTANTS: tuple[Mutant, ...] = (
         text=(
             Assigned(
                 "b_since_start", "tl.exp2(tl.sum(b_log2_gate, 1))[:, None] + 0.0 * _value", "_fwd_prep$"
-            ),
-        ),
-    ),
-    Mutant(
-        "packed_gradients_not_filled",
-        "gla",
-        "triton",
-        "a sum over the shared heads of packed sequences is added to memory that nobody filled",
-        text=(
-            Rewrite(
-                "torch.zeros(_a, dtype=_b, device=_c)", "torch.empty(_a, dtype=_b, device=_c)", "^gradient$"
             ),
         ),
     ),
