@@ -56,8 +56,9 @@ def _timed(stage: Stage, param: str, name: str) -> Stage:
     own = stage.spec.inputs[stage.arguments.index(param)].name
 
     def change(node: Expr) -> Expr:
-        is_param = isinstance(node, Symbol) and node.name == own and node.time is None
-        return replace(node, time=0) if is_param else node
+        if isinstance(node, Symbol) and node.name == own and node.time is None:
+            return replace(node, time=0)
+        return node
 
     spec = replace(
         stage.spec,

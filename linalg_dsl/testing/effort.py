@@ -60,7 +60,7 @@ def affordable(
 def _stages(op: CompiledOp) -> tuple[tuple[int, str, tuple[int, ...]], ...]:
     """Of every stage: how many ops its plans have; the axis that is erased along, "" of token after token;
     ``planner.precision``'s limits to the length of chunks."""
-    found = []
+    found: list[tuple[int, str, tuple[int, ...]]] = []
     for stage in op.stage_ops:
         made = stage.artefacts()
         ops = len(made.forward.nodes) + len(made.backward.nodes)
