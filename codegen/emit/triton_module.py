@@ -34,7 +34,15 @@ from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.call_shape import is_crowded, plan_class, score_count, summed_axis
 from linalg_dsl.codegen.schedule.cut import cut
-from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Direction, Kernel, KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.descriptors import capabilities
+from linalg_dsl.codegen.schedule.kernel_plan import (
+    SEGMENT,
+    Direction,
+    Kernel,
+    KernelPlan,
+    leaves_last_states,
+    tile_kinds,
+)
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.codegen.schedule.two_level import first_walk, kernel_names, why_one_level
 from linalg_dsl.errors import ArgumentError, InternalError
@@ -103,6 +111,7 @@ class TritonModule:
     table: tuple[str, ...]
     levels: LevelsText | None
     sizes: str
+    described: str
 
 
 def kernel_plan(forward: ChunkPlan, backward: ChunkPlan) -> KernelPlan:
@@ -207,6 +216,7 @@ class _Emitter:
         spec, plan = self.spec, self.plan
         memory = self._memory()
         state_dims = tuple(map(str, spec.states[0].dims))
+        described = self._described()
         printed = {
             k.name: KernelPrinter(
                 plan,
@@ -217,6 +227,7 @@ class _Emitter:
                 self._short(),
                 stepped=self.stepped,
                 nan_exact=self.nan_exact and k in plan.forward,
+                described=f"{self.title}_{k.name}" in described,
             ).run()
             for k in (*plan.forward, *plan.backward)
         }
@@ -307,6 +318,7 @@ class _Emitter:
                 table=table_functions(),
                 levels=levels.text(self.super_chunk, self.forced) if levels else None,
                 sizes=self._sizes(levels),
+                described=repr(described) if described else "",
             ),
         )
 
@@ -315,6 +327,14 @@ class _Emitter:
         kernels = kernel_names(self.plan, levels.two if levels else None)
         asked = {n: sizes_of(self.asked, self.spec.name, n, f).as_tuple for n, f in kernels}
         return repr({f"{self.title}_{n}": sizes for n, sizes in asked.items() if any(sizes)})
+
+    def _described(self) -> dict[str, tuple[int, ...]]:
+        """The walks that can load by descriptors, by their names in the module, and where they do."""
+        found = {}
+        for kernel in (*self.plan.forward, *self.plan.backward):
+            asked = sizes_of(self.asked, self.spec.name, kernel.name, kernel.family).tma
+            found[f"{self.title}_{kernel.name}"] = capabilities(kernel, asked)
+        return {name: majors for name, majors in found.items() if majors}
 
     def _short(self) -> bool:
         """Whether chunks are as short as the table has them for many erases."""
@@ -414,6 +434,8 @@ class _Emitter:
 
     def _launch_walk(self, text: KernelText, first: str, last: str, more: str) -> str:
         """A walk from the state ``first``, which leaves its last one in ``last``."""
+        if text.tiles:
+            more += f", tiles={tuple_text(f'({t.tensor}, {t.axes!r})' for t in text.tiles)}"
         return (
             f'call.walk({text.name}, "{text.kernel.split}", {tuple_text(map(repr, text.loads))}, '
             f"{self._operands(text, f', {first}, {last}')}{more})"
@@ -421,22 +443,18 @@ class _Emitter:
 
     def _ends(self, kernel: Kernel) -> tuple[str, str]:
         """The tensors that a walk starts from and leaves its last states in: as many as there are states."""
-        two = self.has_levels
+        two, last = self.has_levels, leaves_last_states(self.plan, kernel)
         if kernel in self.plan.forward:
-            final = kernel is [k for k in self.plan.forward if k.family == "walk"][-1]
             return (
                 "(super_first,)" if two else "initial_states",
-                "NO_STATES" if not final else "(super_last,)" if two else "final_states or NO_STATES",
+                "NO_STATES" if not last else "(super_last,)" if two else "final_states or NO_STATES",
             )
         if kernel.direction == "forward":
             first = "(super_starts if call.super_chunk else initial_state,)"
             return first if two else "initial_states", "NO_STATES"
-        v_split = kernel.split == "V" or not any(
-            k.direction == "reverse" and k.split == "V" for k in self.plan.backward
-        )
         return (
             "(super_first,)" if two else "d_final_states",
-            "NO_STATES" if not v_split else "(super_last,)" if two else "d_initial_states",
+            "NO_STATES" if not last else "(super_last,)" if two else "d_initial_states",
         )
 
     def _operands(self, text: KernelText, states: str = "") -> str:

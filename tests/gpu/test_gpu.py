@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_cases import TEXTS, assert_close, case, errors, short_operand_errors
+from module_files import module_of_file
 from torch import Tensor
 
 import linalg_dsl as ld
@@ -116,13 +117,7 @@ def test_an_exported_file_gives_the_same_bits(tmp_path: Path) -> None:
     op, tensors, _ = case("kda", 1, 100, 2, 32, 32, chunk_size=None, device="cuda")
     path = tmp_path / "kernel.py"
     op.export(str(path))
-    import importlib.util
-
-    found = importlib.util.spec_from_file_location("exported", path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module = module_of_file(path, "exported")
     consts = (32**-0.5,) * len(module.CONSTS)
     o, _, _ = module.forward(tuple(tensors.values()), (None,), consts, None, False, False)
     assert torch.equal(o, op(**tensors))
