@@ -30,6 +30,7 @@ from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter
 from linalg_dsl.codegen.emit.triton_levels import RESERVED, LevelsPrinter, LevelsText
 from linalg_dsl.codegen.launch_sizes import Launches, sizes_of
+from linalg_dsl.codegen.options import NanExact
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.call_shape import is_crowded, plan_class, score_count, summed_axis
@@ -131,7 +132,7 @@ def emit_triton(
     schedule: str = "walk",
     super_chunk: int | None = None,
     launch: Launches = (),
-    nan_exact: bool = True,
+    nan_exact: NanExact = True,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
@@ -140,9 +141,9 @@ def emit_triton(
     output is float32. ``handed``: inputs whose types do not decide that of the operands of products.
     ``trace`` takes up what the names in the kernels stand for. ``schedule``: "walk", "two_level" (with
     super-chunks of ``super_chunk`` chunks, None for a choice at each call), or "auto" for a choice between
-    them at each call. ``launch``: sizes in place of the tables'. ``nan_exact``: whether NaN of later tokens
-    is kept from earlier ones of a chunk. The text depends on nothing but the
-    arguments and this package's version. Raises
+    them at each call. ``launch``: sizes in place of the tables'. ``nan_exact``: whether NaN of some tokens
+    is kept from outputs of others of their chunk ("gradients": from gradients too). The text depends on
+    nothing but the arguments and this package's version. Raises
     ``ArgumentError`` where there is no such schedule.
     """
     if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
@@ -174,7 +175,7 @@ class _Emitter:
         forced: bool,
         super_chunk: int | None,
         launch: Launches = (),
-        nan_exact: bool = True,
+        nan_exact: NanExact = True,
     ) -> None:
         self.nan_exact = nan_exact
         self.canonical = canonical
@@ -226,7 +227,7 @@ class _Emitter:
                 state_dims,
                 self._short(),
                 stepped=self.stepped,
-                nan_exact=self.nan_exact and k in plan.forward,
+                nan_exact=self.nan_exact == "gradients" or (bool(self.nan_exact) and k in plan.forward),
                 described=f"{self.title}_{k.name}" in described,
             ).run()
             for k in (*plan.forward, *plan.backward)
