@@ -20,7 +20,7 @@ from linalg_dsl.codegen.emit.signature import (
     tuple_text,
 )
 from linalg_dsl.codegen.emit.token_text import token_text
-from linalg_dsl.planner.stages import ONES, Shift, Stage, Stages, TokenStep
+from linalg_dsl.planner.stages import ONES, PerToken, Shift, Stage, Stages, Step, TokenStep
 
 _LOCALS = (
     "stages", "tensors", "initials", "numbers", "cu_seqlens", "want", "heads", "run",
@@ -146,12 +146,14 @@ class _Emitter:
         )
 
     # -- steps --------------------------------------------------------------------------------------
-    def _step(self, step: Shift | TokenStep | Stage) -> Sequence[str]:
+    def _step(self, step: Step) -> Sequence[str]:
         match step:
             case Shift():
                 return self._shift(step)
             case TokenStep():
                 return [self._token_step(step)]
+            case PerToken():
+                return [self._per_token(step)]
             case Stage():
                 return self._stage(step)
 
@@ -221,6 +223,11 @@ class _Emitter:
             after += [f"{name} = {name}[:, {count} - 1 :: {count}]" for name in made]
         call = f"stages[{number}]({tuple_text(given)}, {initials}, {offsets}, {want})"
         return [*before, f"{given_outputs(made)}, {lasts} = {call}", *after]
+
+    def _per_token(self, step: PerToken) -> str:
+        of, axes = self.values[step.of], self.axes[step.of]
+        like = next(self.values[i.name] for i in self.spec.inputs if i.timed)
+        return f"{self._made(step.name, True, axes)} = per_token(wide({of}, heads, 0), {like})"
 
     def _token_step(self, step: TokenStep) -> str:
         """The call of a function of its own, whose arguments are the values in the expression."""

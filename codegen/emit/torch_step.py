@@ -16,7 +16,7 @@ from linalg_dsl.codegen.emit.signature import (
 )
 from linalg_dsl.codegen.emit.torch_layout import PrintedFunction, TorchText
 from linalg_dsl.codegen.emit.torch_step_printer import TokenPrinter
-from linalg_dsl.codegen.emit.torch_text import Text
+from linalg_dsl.codegen.emit.torch_text import ATOM, Text
 from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.plan import ChunkPlan
@@ -76,7 +76,7 @@ def emit_torch_step(
         forward=PrintedFunction(
             tuple(fwd.args),
             fwd.body(),
-            ", ".join([given_outputs(turned_text(o.code, dims) for o in outputs), *next_states]),
+            ", ".join([given_outputs(turned_text(o, dims) for o in outputs), *next_states]),
             "The output of one token, and the states after it.",
         ),
         backward=PrintedFunction(
@@ -141,7 +141,8 @@ class StepFunction:
         """The text of a state or its gradient as it lies in memory."""
         dims = next(s.dims for s in self.spec.states if s.name == state)
         like = self.leaves["carry", state]
-        return turned_text(f"torch.full_like({like}, {value.code})" if value.scalar else value.code, dims)
+        # the name stands for a view with the axes of the plan by then
+        return turned_text(Text(f"torch.full_like({like}, {value.code})") if value.scalar else value, dims)
 
     def gradient(self, decl: Input, parts: Mapping[str, Text]) -> str:
         """One gradient of the input's shape: rows stacked, zero where unused; "None" where there is none."""
@@ -175,8 +176,9 @@ def turned(dims: Sequence[Dim]) -> bool:
     return len(dims) == 2 and dims[0] != dims[1] and tuple(map(str, dims)) != state_axes(dims)
 
 
-def turned_text(code: str, dims: Sequence[Dim]) -> str:
-    return f"{code}.mT" if turned(dims) and code.isidentifier() else code
+def turned_text(value: Text, dims: Sequence[Dim]) -> str:
+    """The value as it lies in memory; a number fills whatever it is written to."""
+    return f"{value.at(ATOM)}.mT" if turned(dims) and not value.scalar else value.code
 
 
 def _dims(spec: RecurrenceSpec) -> set[Dim]:

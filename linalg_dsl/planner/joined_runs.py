@@ -16,7 +16,7 @@ from linalg_dsl.errors import DslError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.canonical import canonicalise
 from linalg_dsl.planner.micro_tokens import choose_substeps
-from linalg_dsl.planner.stages import Shift, Stage, Step, TokenStep
+from linalg_dsl.planner.stages import PerToken, Shift, Stage, Step, TokenStep
 from linalg_dsl.planner.two_axes import with_two_axes
 
 
@@ -93,7 +93,7 @@ def _in_order(steps: Sequence[Step]) -> tuple[Step, ...] | None:
 
 def _needs(step: Step) -> set[str]:
     match step:
-        case Shift(of=of):
+        case Shift(of=of) | PerToken(of=of):
             return {of}
         case TokenStep(value=value):
             return {s.name for s in symbols(value)}

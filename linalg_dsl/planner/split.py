@@ -17,6 +17,7 @@ from linalg_dsl.planner.canonical import canonicalise
 from linalg_dsl.planner.constants import find_constants
 from linalg_dsl.planner.joined_runs import join_runs
 from linalg_dsl.planner.micro_tokens import choose_substeps
+from linalg_dsl.planner.shared_params import meeting_at_tokens
 from linalg_dsl.planner.stage_spec import StageMaker
 from linalg_dsl.planner.stages import Shift, Stages, Step, single, verify
 from linalg_dsl.planner.state_reads import ReadFinder, WholeRead, is_linear
@@ -71,7 +72,7 @@ def _staged(spec: RecurrenceSpec, groups: list[Component]) -> Stages:
         except (DslError, WholeRead):
             apart = stages
         stages = min(stages, apart, key=lambda s: len(s.stages))
-    stages = replace(stages, spec=spec, fixed=fixed)
+    stages = meeting_at_tokens(replace(stages, spec=spec, fixed=fixed))
     verify(stages)
     return stages
 

@@ -71,6 +71,26 @@ class TokenStep:
         return f"{self.name}{'_t' if self.timed else ''} = {show_expr(self.value)}"
 
 
+@dataclass(frozen=True, slots=True)
+class PerToken:
+    """``name``: the param ``of`` at every token, in float32, so that its gradients from several stages are
+    added token by token (``planner/shared_params.py``)."""
+
+    name: str
+    of: str
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        return (str(self),)
+
+    def __str__(self) -> str:
+        return f"{self.name}_t = {self.of}, whose gradients from the stages are added token by token"
+
+
 Layout = Literal["rows", "repeat", "param"] | float
 """How an argument of n rows or a single one becomes n tokens: each row is a token; all n are the same; a
 param has no tokens; a number: the first is the argument, the others are that number."""
@@ -125,7 +145,7 @@ class Stage:
         return f"{self.headline[0]}\n{text}"
 
 
-Step = Shift | TokenStep | Stage
+Step = Shift | TokenStep | PerToken | Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +208,7 @@ def verify(stages: Stages) -> None:
     kept: list[str] = []
     for step in stages.steps:
         match step:
-            case Shift(of=of):
+            case Shift(of=of) | PerToken(of=of):
                 _need(known, (of,), step.name)
             case TokenStep(value=value):
                 _need(known, _value_names(value), step.name)

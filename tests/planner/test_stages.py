@@ -14,7 +14,7 @@ from linalg_dsl.language.parser import parse
 from linalg_dsl.ops.draw import draw, draw_state
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.split import split
-from linalg_dsl.planner.stages import Shift, Stage, Stages, TokenStep
+from linalg_dsl.planner.stages import PerToken, Shift, Stage, Stages, TokenStep
 
 MORE = {
     "trapezoid": """
@@ -248,6 +248,17 @@ def test_the_past_of_a_state_is_its_shifted_value_where_both_are_read() -> None:
     assert steps[1] == Shift("z_prev", "z", "z", -float("inf"))
     # read at the token before only: the stage's output is the past itself
     assert not any(isinstance(s, Shift) and s.of == "d" for s in _split("rwkv4").steps)
+
+
+def test_a_param_that_a_running_maximum_shares_is_laid_out_over_tokens_once() -> None:
+    stages = _split("rwkv4")
+    assert [s for s in stages.steps if isinstance(s, PerToken)] == [PerToken("w_each", "w")]
+    timed = {a: d.timed for s in stages.stages for d, a in zip(s.spec.inputs, s.arguments, strict=True)}
+    assert timed["w_each"]
+    assert not timed["u"]
+    assert "w" not in timed
+    # two stages share a param, and neither keeps a maximum
+    assert not any(isinstance(s, PerToken) for s in _split("other_axes").steps)
 
 
 def test_shifted_inputs_are_carried_and_keep_their_promises() -> None:
