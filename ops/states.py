@@ -33,8 +33,8 @@ def state_fields(spec: RecurrenceSpec) -> tuple[str, ...]:
 @lru_cache(maxsize=256)
 def _tuple_class(name: str, fields: tuple[str, ...]) -> Any:
     title = "".join(word.capitalize() for word in name.split("_"))
-    made: Any = namedtuple(f"{title}State", fields)
-    made.__reduce__ = lambda self: (_restored, (name, fields, *self))
+    made = namedtuple(f"{title}State", fields)  # type: ignore[misc]
+    setattr(made, "__reduce__", lambda self: (_restored, (name, fields, *self)))  # noqa: B010
     return made
 
 

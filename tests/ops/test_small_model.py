@@ -121,7 +121,8 @@ def test_a_model_is_exported_saved_and_copied(name: str) -> None:
             self.inner = model
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x)[0]
+            y: Tensor = self.inner(x)[0]
+            return y
 
     program = torch.export.export(Only(), (drawn(2, 17),), dynamic_shapes=({0: batch, 1: time},))
     room = io.BytesIO()
