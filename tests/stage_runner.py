@@ -63,8 +63,8 @@ def run_stages(
                     cu_seqlens=cu_seqlens,
                     consts={n: v for n, v in (consts or {}).items() if n in own},
                 )
-                values[step.result] = o
-                timed.add(step.result)
+                values |= dict(zip(step.results, o if isinstance(o, tuple) else (o,), strict=True))
+                timed |= set(step.results)
                 listed = [last_states] if isinstance(last_states, Tensor) else list(last_states)
                 if step.keeps:
                     finals |= dict(zip(step.states, listed, strict=True))

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.codegen.emit.names import Names
-from linalg_dsl.codegen.emit.signature import axis_source, output_dims, row_count, run_time_consts, tuple_text
+from linalg_dsl.codegen.emit.signature import (
+    axis_source,
+    given_outputs,
+    output_dims,
+    row_count,
+    run_time_consts,
+    tuple_text,
+)
 from linalg_dsl.codegen.emit.torch_layout import PrintedFunction, TorchText
 from linalg_dsl.codegen.emit.torch_step_printer import TokenPrinter
 from linalg_dsl.codegen.emit.torch_text import ATOM, Text
@@ -35,11 +42,11 @@ def emit_torch_step(
     package's version.
     """
     spec = form.spec
-    ((_, o_node),) = forward.outputs
     consts = run_time_consts(spec, forward, backward)
     numbers = dict(form.consts)
     fwd = StepFunction(spec, forward, consts, numbers, backward=False)
-    o, *after = fwd.run([o_node, *(c[3] for c in forward.carries)])
+    texts = fwd.run([*(i for _, i in forward.outputs), *(c[3] for c in forward.carries)])
+    outputs, after = texts[: len(forward.outputs)], texts[len(forward.outputs) :]
     states = [s.name for s in spec.states]
     next_states = [fwd.turned_state(s, x) for s, x in zip(states, after, strict=True)]
     bwd = StepFunction(spec, backward, consts, numbers, backward=True)
@@ -69,7 +76,7 @@ def emit_torch_step(
         forward=PrintedFunction(
             tuple(fwd.args),
             fwd.body(),
-            ", ".join([turned_text(o, dims), *next_states]),
+            ", ".join([given_outputs(turned_text(o, dims) for o in outputs), *next_states]),
             "The output of one token, and the states after it.",
         ),
         backward=PrintedFunction(
@@ -99,9 +106,8 @@ class StepFunction:
         self.leaves: dict[tuple[str, str], str] = {}
         first = [(("carry", s.name), s.name) for s in spec.states]
         if backward:
-            output = spec.outputs[0].target
             first += [(("carry_reverse", s.name), f"d{s.name}") for s in spec.states]
-            first += [(("cotangent", output), f"d_{output}")]
+            first += [(("cotangent", e.target), f"d_{e.target}") for e in spec.outputs]
         for key, wanted in first:
             self.leaves[key] = names.unique(wanted)
         leading = list(self.leaves.values())

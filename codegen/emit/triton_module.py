@@ -15,6 +15,7 @@ from linalg_dsl.codegen.emit.render import functions_of, render, template_text
 from linalg_dsl.codegen.emit.signature import (
     axis_source,
     equations,
+    given_outputs,
     head_counts,
     literal,
     output_dims,
@@ -76,10 +77,11 @@ class TritonModule:
     kernels: tuple[str, ...]
     inputs: str
     consts: str
+    outputs: tuple[str, ...]
     output: str
     output_like: int
     wide: bool
-    cotangent: str
+    cotangents: tuple[str, ...]
     forward_buffers: tuple[str, ...]
     forward_launches: tuple[str, ...]
     residuals: str
@@ -206,8 +208,8 @@ class _Emitter:
         )  # fmt: skip
         self.inputs = {i.name: names.unique(i.name) for i in self.spec.inputs}
         self.const_args = {c: names.unique(c) for c in self.consts}
-        self.output = names.unique(self.rec.output)
-        self.cotangent = names.unique(f"d_{self.rec.output}")
+        self.outputs = {o: names.unique(o) for o in self.rec.outputs}
+        self.cotangents = {o: names.unique(f"d_{o}") for o in self.rec.outputs}
         self.gradients = {i: names.unique(f"d_{a}") for i, a in self.inputs.items()}
         self.buffers = {b.node: names.unique(b.name) for b in plan.buffers}
         self.order = {i.name: n for n, i in enumerate(self.spec.inputs)}
@@ -268,10 +270,11 @@ class _Emitter:
                 kernels=(*(p.text.rstrip() for p in printed.values()), *(levels.kernels if levels else ())),
                 inputs=", ".join(self.inputs.values()),
                 consts=", ".join(self.const_args.values()),
-                output=self.output,
+                outputs=tuple(self.outputs.values()),
+                output=given_outputs(self.outputs.values()),
                 output_like=output_like(spec, self.handed),
                 wide=self.wide,
-                cotangent=self.cotangent,
+                cotangents=tuple(self.cotangents.values()),
                 forward_buffers=(
                     *(self._allocation(b.node) for b in plan.buffers if self._made_forward(b.node)),
                     *(levels.allocations() if levels else ()),
@@ -356,7 +359,7 @@ class _Emitter:
             elif node.op == "const":
                 out[n] = Memory(self.const_args[str(node.attr("name"))])
             elif node.op == "cotangent":
-                out[n] = Memory(self.cotangent)
+                out[n] = Memory(self.cotangents[str(node.attr("name"))])
         by_blocks = {b.node for b in self.plan.buffers if b.shares}
         for n, name in self.buffers.items():
             count = f"P_{name}" if n in by_blocks else None
@@ -367,8 +370,8 @@ class _Emitter:
         for result, n in self.plan.results:
             if n in out:
                 continue
-            if result == self.rec.output:
-                out[n] = Memory(self.output)
+            if result in self.outputs:
+                out[n] = Memory(self.outputs[result])
                 continue
             name, _, row_text = result.removeprefix("d_").partition("[")
             out[n] = Memory(
@@ -465,8 +468,9 @@ class _Emitter:
         ratios = [str(i) for i, a in enumerate(self.inputs.values()) if f"R_{a}" in text.constants]
         only_saved = {self.buffers[b.node] for b in self.plan.buffers if b.only_saved}
         forward = kernel in self.plan.forward
+        spare = next(iter(self.outputs.values()))
         tensors = tuple_text(
-            f"{t} if save else {self.output}" if forward and t in only_saved else t for t in text.tensors
+            f"{t} if save else {spare}" if forward and t in only_saved else t for t in text.tensors
         )
         rest = "".join(f", {r}" for r in ratios)
         more = ", SAVE=save" if "SAVE" in text.constants else ""

@@ -20,7 +20,7 @@ def meeting_at_tokens(stages: Stages) -> Stages:
     """The stages with every param that a running maximum shares with another stage laid out over tokens."""
     params = [d.name for d in stages.spec.inputs if not d.timed]
     taken = {d.name for d in stages.spec.inputs} | {s.name for s in stages.spec.states}
-    taken |= {s.result if isinstance(s, Stage) else s.name for s in stages.steps}
+    taken |= {name for s in stages.steps for name in s.made}
     for param in params:
         users = [s for s in stages.stages if param in s.arguments]
         if len(users) < 2 or not any(_keeps_a_maximum(s.spec) for s in users):
