@@ -275,8 +275,8 @@ def bench(
 
     \b
     Examples:
-      linalg-dsl bench gated_delta_rule kda --shape train --shape long --peers --out rows.json
-      linalg-dsl bench gla --head-sizes
+      linalg-dsl bench gated_delta_rule kda --shape train --shape long --peers --out rows.json    (a GPU)
+      linalg-dsl bench gla --head-sizes    (a GPU)
       linalg-dsl bench my.rec --T 512 --T 2048 --T 8192 --peers --html times.html
       linalg-dsl bench delta_rule --device cpu --T 256 --K 32 --V 32 --pass forward --json
 
