@@ -271,12 +271,13 @@ def bench(
 
     `ms` is of calls through torch, `graph ms` of their replay as a CUDA graph (the GPU alone), `predicted ms`
     what the cost model says to that. The two shares say what part of the time the plan's FLOPs, or its
-    bytes, alone would take at the rates of a large product and a large copy on the same device.
+    bytes, alone would take at the rates of a large product and a large copy on the same device. Named shapes
+    and --head-sizes are of sizes for a GPU.
 
     \b
     Examples:
-      linalg-dsl bench gated_delta_rule kda --shape train --shape long --peers --out rows.json    (a GPU)
-      linalg-dsl bench gla --head-sizes    (a GPU)
+      linalg-dsl bench gated_delta_rule kda --shape train --shape long --peers --out rows.json
+      linalg-dsl bench gla --head-sizes
       linalg-dsl bench my.rec --T 512 --T 2048 --T 8192 --peers --html times.html
       linalg-dsl bench delta_rule --device cpu --T 256 --K 32 --V 32 --pass forward --json
 
