@@ -36,7 +36,7 @@ _RESERVED = (
     "step", "power", "pairs_decay", "span_sum", "row_sums", "token_sums", "tokens_within",
     "anchored_intervals", "meeting_blocks", "blocks_meet", "m_meet", "m_second", "m_between",
     "m_outside", "widened", "selected_sums", "running_sums", "bounded", "solve_dot", "o_apart",
-    "has_nan", "one_sided_product", "product_among", "bad_columns", "finite_entries",
+    "has_nan", "has_late_nan", "one_sided_product", "product_among", "bad_columns", "finite_entries",
     "spoilt_by", "finite_gate", *TILE_NAMES,
 )  # fmt: skip
 

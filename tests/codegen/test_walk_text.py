@@ -116,4 +116,4 @@ def test_blocks_leave_room_to_turn_results_of_products_below_sm_90() -> None:
 def test_the_look_for_nan_is_chosen_by_the_target() -> None:
     text = ld.compile(TEXTS["gated_delta_rule"]).source(backend="triton")
     assert 'self.look = "always" if hip else "flat" if architecture(self.device) >= 10 else "rows"' in text
-    assert "if has_nan(b_u_1, LOOK):" in text
+    assert "if has_late_nan(b_u_1, C, TURNED=True, BACK=False, LOOK=LOOK):" in text
