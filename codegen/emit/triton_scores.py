@@ -270,7 +270,7 @@ class JointScores:
             here = [(p, m) for p, m in zip(products, matrices, strict=True) if p.target == c]
             below, above = (
                 [
-                    self._apply(
+                    (
                         f"tl.where(o_t[:, None] {sign} o_t[None, :], {m}, 0.0).to(DOT)",
                         near["col", tiles[p.source].col] if sign == ">" else near["row", tiles[p.source].row],
                     )
@@ -279,11 +279,13 @@ class JointScores:
                 ]
                 for sign in "><"
             )
-            for terms, axis, at, sums in ((below, "row", tile.row, dx), (above, "col", tile.col, dy)):
-                if not terms:
+            for operands, axis, at, sums in ((below, "row", tile.row, dx), (above, "col", tile.col, dy)):
+                if not operands:
                     continue
+                terms = [self._apply(*pair) for pair in operands]
                 step = self._name(f"step_{axis}", c)
                 lines.append(f"{step} = {' + '.join(terms)}")
+                lines += self._one_sided(step, operands, back=axis == "col")
                 if at in sums and at is not None:
                     lines.append(f"{sums[at]} += {scaled[axis, at][1]} * {step}")
                 term = f"{near[axis, at]}.to(tl.float32) * {step}"
@@ -410,6 +412,18 @@ class JointScores:
         if self.turned:
             return f"tl.dot({tile}, tl.trans({matrix}), input_precision=PRECISION)"
         return f"tl.dot({matrix}, {tile}, input_precision=PRECISION)"
+
+    def _one_sided(self, total: str, operands: Sequence[tuple[str, str]], *, back: bool) -> list[str]:
+        """What a sum of products with strict triangles does where it has NaN; ``back``: upper ones."""
+        if not self.out.nan_exact:
+            return []
+        flags = (f"TURNED={self.turned}", f"BACK={back}", "STRICT=True", "PRECISION=PRECISION")
+        products = (
+            self.out.call("one_sided_product", f"tl.trans({a})" if back else a, z, "C", *flags)
+            for a, z in operands
+        )
+        self.out.library.add("has_nan")
+        return [f"if has_nan({total}, LOOK):", f"    {total} = {' + '.join(products)}"]
 
     def _among(self, product: MeetingProduct, part: str, tile: str) -> str:
         """``_apply`` of the pairs that meet at a level, of which no other pair sees a NaN."""

@@ -193,10 +193,11 @@ def step_launches(
 
     given = [of_input(i, i.name, "input") for i in spec.inputs]
     gradients = [of_input(i, f"d_{i.name}", "output") for i in spec.inputs]
-    name = spec.outputs[0].target
-    shown = [str(d) for d in spec.outputs[0].value.shape if d != 1]
-    o = tensor(name, ("B", "T", "H"), shown, "output", short)
-    d_o = replace(o, name=f"d_{name}", role="input")
+    outputs = [
+        tensor(e.target, ("B", "T", "H"), [d for d in e.value.shape if d != 1], "output", short)
+        for e in spec.outputs
+    ]
+    cotangents = [replace(o, name=f"d_{o.name}", role="input") for o in outputs]
     marks = [tensor(f"{s.name} marks", ("B", "marks", "H"), s.dims, "saved", 4) for s in spec.states]
     marks = marks if needs_states(schedule.backward) else []
     first, last, d_first, d_last = (
@@ -206,8 +207,8 @@ def step_launches(
     ahead = frozenset(range(origins.ahead))
     behind = frozenset(range(origins.ahead, len(origins.equations)))
     split = f", splits {schedule.split}" if schedule.split else ""
-    forward = ((*given, *first), (o, *marks, *last), ahead)
-    backward = ((*given, *marks, d_o, *d_last), (*gradients, *d_first), behind)
+    forward = ((*given, *first), (*outputs, *marks, *last), ahead)
+    backward = ((*given, *marks, *cotangents, *d_last), (*gradients, *d_first), behind)
     return (
         Launch("forward", f"token after token{split}", "forward", *forward),
         Launch("backward", f"from the last token{split}", "backward", *backward),
