@@ -263,7 +263,7 @@ def has_nan(x, LOOK: tl.constexpr):
 
 @triton.jit
 def has_late_nan(x, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, LOOK: tl.constexpr):
-    """Whether a triangle's product x (``one_sided_product``) may have NaN of later tokens, of earlier if BACK.
+    """Whether a triangle's product x (``one_sided_product``) may have NaN of later tokens, or earlier (BACK).
 
     What is not finite there comes, times zero, to the first token too, or to the last: one row is looked at.
     """
