@@ -236,7 +236,7 @@ def known_answer(
                 return  # no answer is known
         got = _results(spec, module, values, _cast(operands, device), _cast(states, device), like)
     scale = max(float(x.norm()) for n, x in want.items() if n.startswith("d "))
-    errors = {n: _error(got[n], want[n], scale if n.startswith("d ") else 0.0) for n in want}
+    errors = {n: relative_error(got[n], want[n], scale if n.startswith("d ") else 0.0) for n in want}
     worst = max(errors, key=lambda n: math.inf if math.isnan(errors[n]) else errors[n])
     error = errors[worst]
     limit = max(TOLERANCE.get(x.dtype, 1e-3) for x in like)
@@ -335,7 +335,7 @@ def _cast(tensors: tuple[Tensor, ...], to: torch.dtype | torch.device) -> tuple[
     return tuple(x.to(to) for x in tensors)
 
 
-def _error(got: Tensor, want: Tensor, scale: float) -> float:
+def relative_error(got: Tensor, want: Tensor, scale: float = 0.0) -> float:
     """Relative L2; a small gradient counts against the largest, ``scale``: wrong code errs by far more."""
     size = max(float(want.norm()), 1e-2 * scale, 1e-30)
     return float((got - want).norm()) / size
