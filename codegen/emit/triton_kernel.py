@@ -286,9 +286,13 @@ class KernelPrinter:
                             self._store(n)
                 out.in_loop = False
                 low = axis.lower()
+                blocks = f"range({axis}_BLOCKS)"
+                if any(nodes[n].op == "decay_adjoints" for n in inside):
+                    # registers are short there: what every block has alike is formed anew in each
+                    blocks = f"tl.range({axis}_BLOCKS, disable_licm=True)"
                 lines += [
                     *out.first,
-                    f"for i_{low} in range({axis}_BLOCKS):",
+                    f"for i_{low} in {blocks}:",
                     f"    o_{low} = i_{low} * {axis}B + tl.arange(0, {axis}B)",
                     f"    m_{low} = o_{low} < {axis}",
                     *(f"    {line}" for line in out.lines),
