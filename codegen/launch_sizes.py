@@ -13,6 +13,7 @@ _LEGAL: dict[str, tuple[int, ...]] = {
     "block": (8, 16, 32, 64, 128, 256, 512),
     "warps": (1, 2, 4, 8, 16),
     "stages": (1, 2, 3, 4, 5, 6),
+    "tma": (0, 1),
 }
 _TOKEN_BY_TOKEN = ("step", "forward", "backward")
 """Names of kernels that go token after token, and of their kind."""
@@ -21,11 +22,15 @@ Launches = tuple[tuple[str, "LaunchSizes"], ...]
 
 @dataclass(frozen=True, slots=True)
 class LaunchSizes:
-    """Of one launch: ``block`` of the axis that a walk splits, or of K and V in a prep; None: the table's."""
+    """Of one launch: ``block`` of the axis that a walk splits, or of K and V in a prep; None: the table's.
+
+    ``tma``: 1 where a walk loads tiles by tensor descriptors (``schedule/descriptors.py``), 0 by pointers.
+    """
 
     block: int | None = None
     warps: int | None = None
     stages: int | None = None
+    tma: int | None = None
 
     def over(self, other: LaunchSizes) -> LaunchSizes:
         """What is given here, else what the other has."""
@@ -34,6 +39,7 @@ class LaunchSizes:
 
     @property
     def as_tuple(self) -> tuple[int | None, int | None, int | None]:
+        """(block, warps, stages)."""
         return self.block, self.warps, self.stages
 
     def as_dict(self) -> dict[str, int]:
@@ -60,11 +66,13 @@ def read_launches(given: Mapping[str, Mapping[str, int]] | None) -> Launches:
     found = []
     for name, sizes in given.items():
         if not isinstance(sizes, Mapping):
-            raise ArgumentError(f"launch: {name}: expected a mapping from block, warps, stages to numbers")
+            raise ArgumentError(
+                f"launch: {name}: expected a mapping from block, warps, stages, tma to numbers"
+            )
         for size, number in sizes.items():
             legal = _LEGAL.get(size)
             if legal is None:
-                raise ArgumentError(f"launch: {name}: expected block, warps or stages, got {size!r}")
+                raise ArgumentError(f"launch: {name}: expected block, warps, stages or tma, got {size!r}")
             if isinstance(number, bool) or number not in legal:
                 shown = ", ".join(map(str, legal))
                 raise ArgumentError(f"launch: {name}: {size} is one of {shown}, got {number!r}")
@@ -72,8 +80,24 @@ def read_launches(given: Mapping[str, Mapping[str, int]] | None) -> Launches:
                 raise ArgumentError(f"launch: {name}: blocks of products are 16 or more, got {number}")
             if size == "stages" and name.rpartition(".")[2].endswith("prep"):
                 raise ArgumentError(f"launch: {name}: a prep has no loop over chunks, and so no stages")
+            if size == "tma" and not _is_walk(name.rpartition(".")[2]):
+                raise ArgumentError(f"launch: {name}: only walks take tma, which copies tiles of their loops")
         found.append((str(name), LaunchSizes(**sizes)))
     return tuple(sorted(found, key=lambda pair: pair[0]))
+
+
+def joined(found: Launches, own: Launches) -> Launches:
+    """What was found, with what the user asked for before it."""
+    out = dict(found)
+    for name, sizes in own:
+        out[name] = sizes.over(out.get(name, LaunchSizes()))
+    return tuple(sorted(out.items(), key=lambda pair: pair[0]))
+
+
+def _is_walk(name: str) -> bool:
+    """Whether a name may be that of walks over chunks, not of those that two levels add."""
+    other = name in ("prep", *_TOKEN_BY_TOKEN) or name.endswith(("_prep", "_gradients", "_scan"))
+    return not other and "_super_" not in name
 
 
 def sizes_of(launches: Launches, stage: str, name: str, family: str) -> LaunchSizes:

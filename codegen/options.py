@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from linalg_dsl.codegen.launch_sizes import Launches
 from linalg_dsl.errors import ArgumentError
@@ -12,6 +13,7 @@ SCHEDULES = ("walk", "two_level", "auto")
 LAYOUTS = (None, "kv", "vk")
 SUBSTEPS = (None, "micro", "expand")
 LARGEST_CHUNK = 1 << 20
+NanExact = bool | Literal["gradients"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class CompileOptions:
 
     ``nan_exact``: kernels of the forward look at their products for NaN, and where there is one take out
     what later tokens of a chunk left in earlier ones, as 0 times NaN. Without it a NaN or infinity may reach
-    outputs of earlier tokens of its chunk (at most 256 tokens, of the same sequence and head).
+    outputs of earlier tokens of its chunk (at most 256 tokens, of the same sequence and head). "gradients":
+    kernels of the backward look as well. PyTorch modules keep to it whatever is asked for.
 
     Of a stage that feeds another: ``wide``, its output is float32 (float64 where something is), whatever
     its inputs are; ``handed``, the inputs that other stages gave, whose types say nothing of the user's.
@@ -61,7 +64,7 @@ class CompileOptions:
     super_chunk: int | None = None
     launch: Launches = ()
     tune: bool = False
-    nan_exact: bool = True
+    nan_exact: NanExact = True
     wide: bool = False
     handed: tuple[str, ...] = ()
 
@@ -78,6 +81,11 @@ class CompileOptions:
             raise ArgumentError(f"schedule is one of walk, two_level, auto, got {self.schedule!r}")
         if self.substeps not in SUBSTEPS:
             raise ArgumentError(f"substeps is one of micro, expand, got {self.substeps!r}")
+        for name in ("invariant", "strict", "debug", "reverse", "tune"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"{name} is True or False, got {getattr(self, name)!r}")
+        if self.nan_exact is not True and self.nan_exact is not False and self.nan_exact != "gradients":
+            raise ArgumentError(f"nan_exact is one of True, False, 'gradients', got {self.nan_exact!r}")
         if self.state_layout not in LAYOUTS:
             raise ArgumentError(f"state_layout is one of kv, vk, got {self.state_layout!r}")
         for name in ("chunk_size", "super_chunk"):

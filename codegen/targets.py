@@ -142,7 +142,8 @@ def launches(
             constants = {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
             values = [*tensors, *tables, *scalars, 16, *(v for n, v in given.items() if n not in constants)]
             names = [n for n in kernel.arg_names if n not in constants]
-            types = tuple((n, _type(v)) for n, v in zip(names, values, strict=True))
+            types = tuple((n, _type(v)) for n, v in zip(names, values, strict=True) if v is not None)
+            constants |= {n: None for n, v in zip(names, values, strict=True) if v is None}
             found.append(Launch(kernel, types, tuple(constants.items()), warps, stages))
 
         module.Call.launch = record
@@ -240,6 +241,8 @@ def _type(value: Any) -> str:
     }  # fmt: skip
     if isinstance(value, torch.Tensor):
         return names[value.dtype]
+    if hasattr(value, "block_shape"):
+        return f"tensordesc<{names[value.base.dtype][1:]}{list(value.block_shape)}>"
     return "i32" if isinstance(value, int) else "fp32"
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import pydoc_data.topics
 import sysconfig
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ from linalg_dsl.study.record import Record
 from linalg_dsl.study.training import Recipe, train
 
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+LEAST = 100_000
+"""Bytes of a text."""
 SIZES = {
     "tiny": (
         Size(hidden=64, heads=2, head_dim=16, layers=2, mlp_ratio=2.0, init_std=0.02),
@@ -47,7 +49,10 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Text:
-    """Windows of ``length`` + 1 bytes at random places; the target of a byte is the next."""
+    """Windows of ``length`` + 1 bytes at random places; the target of a byte is the next.
+
+    ``data`` lies on the device of the generators that draw.
+    """
 
     data: Tensor
     length: int
@@ -55,20 +60,26 @@ class Text:
     vocab_size: int = 256
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        begin = torch.randint(len(self.data) - self.length, (size, 1), generator=generator)
-        window = self.data[begin + torch.arange(self.length + 1)]
+        device = generator.device
+        begin = torch.randint(len(self.data) - self.length, (size, 1), generator=generator, device=device)
+        window = self.data[begin + torch.arange(self.length + 1, device=device)]
         return window[:, :-1], window[:, 1:]
 
 
 def text(source: bool) -> tuple[Tensor, Tensor]:
     """What is trained on and what is held out, bytes as int64; ``source``: the library, not its help."""
+    folder = Path(pydoc_data.topics.__file__)
     if source:
         folder = Path(sysconfig.get_path("stdlib"))
         files = sorted(p for p in folder.rglob("*.py") if not SKIPPED & set(p.relative_to(folder).parts))
         joined = b"\n".join(p.read_bytes() for p in files)
     else:
+        topics = pydoc_data.topics.topics
         joined = "\n\n".join(topics[name] for name in sorted(topics)).encode("utf-8")
+    if len(joined) < LEAST:
+        raise ArgumentError(f"the text in {folder} has {len(joined)} bytes, at least {LEAST} are needed")
     data = torch.frombuffer(bytearray(joined), dtype=torch.uint8).long()
+    print(f"text: {len(joined):,} bytes of {folder.name}, from {folder}", flush=True)
     cut = len(data) * 19 // 20
     return data[:cut], data[cut:]
 
@@ -93,7 +104,7 @@ def main(argv: list[str] | None = None) -> Record:
     size, recipe, length = SIZES[options.size]
     names = options.models or (list(PATTERNS) if options.all else ["gated_delta"])
     size = replace(size, layers=options.layers or size.layers)
-    recipe = replace(recipe, steps=options.steps or recipe.steps)
+    recipe = replace(recipe, steps=options.steps or recipe.steps, seconds=options.seconds)
     training, held_out = text(source=options.size == "gpu")
     if options.bytes:
         training, held_out = training[: options.bytes], held_out[: max(options.bytes // 19, 2 * length)]
@@ -101,7 +112,8 @@ def main(argv: list[str] | None = None) -> Record:
     record = Record(options.out / "byte_lm.json", settings)
     for name in names:
         if not record.has(model=name):
-            record.add(_one(name, size, recipe, Text(training, length), held_out, options.device))
+            task = Text(training.to(options.device), length)
+            record.add(_one(name, size, recipe, task, held_out, options.device))
     for row in sorted((r for n in names for r in record.where(model=n)), key=lambda r: r["bits_per_byte"]):
         print(f"{row['model']:20s} {row['bits_per_byte']:.3f} bits per byte, {row['seconds']:.0f} s")
     series = {n: [(s, b) for r in record.where(model=n) for s, b in r["curve"]] for n in names}
@@ -121,11 +133,15 @@ def _one(name: str, size: Size, recipe: Recipe, task: Text, held_out: Tensor, de
     outcome = train(model, task, recipe, progress, every=max(recipe.steps // 20, 1))
     curve = [(step, loss / math.log(2)) for step, loss, _ in outcome.curve]
     found = bits_per_byte(model, held_out, task.length, recipe.bfloat16)
+    print(
+        f"{name}: {found:.3f} bits per byte after {outcome.steps} steps, {outcome.seconds:.0f} s", flush=True
+    )
     parameters = sum(p.numel() for p in model.parameters())
     return {
         "model": name,
         "bits_per_byte": found,
         "seconds": outcome.seconds,
+        "steps": outcome.steps,
         "parameters": parameters,
         "curve": curve,
     }
@@ -139,6 +155,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--bytes", type=int, help="use only so much of the text")
+    parser.add_argument("--seconds", type=float, help="the most that one training takes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("build/byte_lm"))
     return parser.parse_args(argv)

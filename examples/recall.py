@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> Record:
     size = replace(size, layers=options.layers or size.layers)
     counts = tuple(options.pairs or counts)
     task = replace(task, tellings=options.tellings or task.tellings, pairs=max(counts))
-    recipe = replace(recipe, steps=options.steps or recipe.steps)
+    recipe = replace(recipe, steps=options.steps or recipe.steps, seconds=options.seconds)
     settings = {"size": asdict(size), "task": asdict(task), "recipe": asdict(recipe), "counts": list(counts)}
     record = Record(options.out / "recall.json", settings)
     for seed in range(options.seeds):
@@ -114,6 +114,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, nargs="+", help="numbers to test; the largest is trained on")
     parser.add_argument("--tellings", type=int, help="how often each key is told")
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--seconds", type=float, help="the most that one training takes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("build/recall"))
     return parser.parse_args(argv)

@@ -72,9 +72,12 @@ def main(argv: list[str] | None = None) -> Record:
     print(f"\n{options.task}: accuracy over the length, trained at {lengths[0]}")
     for name in names:
         rows = record.where(model=name)
-        cells = [[r["accuracy"] for r in rows if r["length"] == n] for n in lengths]
-        means = [sum(c) / len(c) for c in cells]
-        print(f"{name:20s}" + "".join(f"{n:>8d}: {m:.2f}" for n, m in zip(lengths, means, strict=True)))
+        cells = []
+        for n in lengths:
+            values = [r["accuracy"] for r in rows if r["length"] == n]
+            between = f" ({min(values):.2f}-{max(values):.2f})" if len(values) > 1 else ""
+            cells.append(f"{n:>8d}: {sum(values) / len(values):.2f}{between}")
+        print(f"{name:20s}" + "".join(cells))
     series = {n: [(r["length"], r["accuracy"]) for r in record.where(model=n)] for n in names}
     try:
         path = options.out / f"{options.task}.png"

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linalg_dsl.codegen.launch_sizes import check_names, read_launches
-from linalg_dsl.codegen.options import CompileOptions
+from linalg_dsl.codegen.options import CompileOptions, NanExact
 from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 
@@ -56,7 +56,7 @@ def compile(
     substeps: str | None = None,
     super_chunk: int | None = None,
     launch: Mapping[str, Mapping[str, int]] | None = None,
-    nan_exact: bool = True,
+    nan_exact: NanExact = True,
 ) -> CompiledOp:
     """Compiles a recurrence: a spec, a function under ``@recurrence``, a text, or the path of a file.
 

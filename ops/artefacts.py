@@ -75,4 +75,4 @@ def stage_options(options: CompileOptions, stages: Stages, stage: Stage) -> Comp
     pairs = zip(stage.spec.inputs, stage.arguments, strict=True)
     made = {s.name: s.of for s in stages.steps if isinstance(s, Shift)}
     handed = tuple(d.name for d, a in pairs if made.get(a, a) not in declared)
-    return replace(options, wide=stage.result != stages.output, handed=handed)
+    return replace(options, wide=stage.results != (stages.output,), handed=handed)

@@ -135,9 +135,13 @@ def time_call(run: Callable[[], object], device: torch.device, budget: float = 0
     return Times(*at)
 
 
+RATES_SIZES = {"cuda": (8192, 1 << 30), "cpu": (768, 1 << 26)}
+"""What rates are measured by: rows of the square matrices, bytes of the copy."""
+
+
 def device_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     """Measured now, by a product of square matrices and a copy."""
-    size, count = (8192, 1 << 30) if device.type == "cuda" else (768, 1 << 26)
+    size, count = RATES_SIZES["cuda" if device.type == "cuda" else "cpu"]
     a = torch.randn(size, size, device=device).to(dtype)
     x = torch.empty(count, dtype=torch.uint8, device=device)
     y = torch.empty_like(x)

@@ -22,6 +22,7 @@ from linalg_dsl.ops.selfcheck import (
     enabled,
     lanes_class,
     pinned,
+    relative_error,
     units_of,
 )
 from linalg_dsl.planner.decode_form import DecodeForm
@@ -119,7 +120,7 @@ class DecodeCheck:
         for name, x, y in zip(("o", *self.exact.STATES), got, want, strict=True):
             if not bool(y.isfinite().all()):
                 continue  # no answer is known
-            error = float((x - y).norm() / y.norm().clamp_min(1e-30))
+            error = relative_error(x, y)
             if not error <= limit:
                 raise RuntimeError(
                     f"{spec.name}: the known-answer test of step failed on {device_name(device)} ({device}, "

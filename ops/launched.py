@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from linalg_dsl.codegen.cache import private_copy
+from linalg_dsl.ops.described import is_descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Module:
         def note(
             kernel: Any, programs: int, arguments: Any, constants: Any, warps: int, stages: int
         ) -> None:  # fmt: skip
-            types = tuple(x.dtype if isinstance(x, Tensor) else type(x) for x in arguments)
+            types = tuple(_type(x) for x in arguments)
             name = kernel.fn.__name__
             found.append(
                 Launched(name, programs, tuple(arguments), tuple(constants.items()), warps, stages, types)
@@ -103,6 +104,15 @@ class Module:
         finally:
             copy.Call.__init__ = make
         return found
+
+
+def _type(x: Any) -> Any:
+    """What of an argument decides how its kernel is compiled."""
+    if isinstance(x, Tensor):
+        return x.dtype
+    if is_descriptor(x):
+        return ("tile", x.base.dtype, tuple(x.block_shape))
+    return type(x)
 
 
 def _constant(value: Any) -> Callable[[torch.device], Any]:

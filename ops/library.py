@@ -3,7 +3,7 @@
 An emitted module has ``forward`` and ``backward`` over whole sequences (one contract for every
 backend). Each module becomes two operators, ``linalg_dsl::<name>_<hash8>`` and its ``_backward``.
 A state is an optional argument ``initial_<i>`` and a result of its own, in the order of the module's
-``STATES``.
+``STATES``. Of several outputs a module gives a tuple, the operator each as a result.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import axis_sizes, check_offsets_data, const_numbers
 from linalg_dsl.ops.launched import Use
+from linalg_dsl.planner.outputs import each, one_or_all
 
 NAMESPACE = "linalg_dsl"
 _ARGUMENTS = ("consts", "cu_seqlens", "output_final_state", "save", "residuals", "saved", "d_o")
@@ -110,17 +111,19 @@ class _Registration:
         self.before_call = before_call
         self.count = len(spec.inputs)
         self.states = len(spec.states)
+        self.outputs = len(spec.outputs)
         self.numbers = ModuleNumbers(spec, module.CONSTS)
         initials = [f"initial_{i}" for i in range(self.states)]
         finals = [f"d_final_{i}" for i in range(self.states)]
-        names = Names(reserved=(*_ARGUMENTS, *initials, *finals))
+        cotangents = ["d_o"] if self.outputs == 1 else [f"d_o_{i}" for i in range(self.outputs)]
+        names = Names(reserved=(*_ARGUMENTS, *cotangents, *initials, *finals))
         self.names = [names.unique(d.name) for d in spec.inputs]
         self.initials = ", ".join(f"Tensor? {n}" for n in initials)
-        self.finals = ", ".join(f"Tensor? {n}" for n in finals)
+        self.cotangents = ", ".join([*(f"Tensor {n}" for n in cotangents), *(f"Tensor? {n}" for n in finals)])
 
     def run(self) -> None:
         tensors = ", ".join(f"Tensor {n}" for n in self.names)
-        results = ", ".join(["Tensor"] * (1 + self.states))
+        results = ", ".join(["Tensor"] * (self.outputs + self.states))
         common = f"{tensors}, {self.initials}, float[] consts, Tensor? cu_seqlens"
         forward = torch.library.custom_op(
             f"{NAMESPACE}::{self.name}",
@@ -132,7 +135,7 @@ class _Registration:
             f"{NAMESPACE}::{self.name}_backward",
             self.backward,
             mutates_args=(),
-            schema=f"({common}, bool saved, Tensor[] residuals, Tensor d_o, {self.finals}) -> Tensor[]",
+            schema=f"({common}, bool saved, Tensor[] residuals, {self.cotangents}) -> Tensor[]",
         )
         forward.register_fake(self.forward_fake)
         backward.register_fake(self.backward_fake)
@@ -147,7 +150,7 @@ class _Registration:
         return self._forward(args, dry=True)
 
     def _forward(self, args: tuple[Any, ...], dry: bool) -> tuple[Any, ...]:
-        """The output, one tensor per state, the list of residuals."""
+        """The outputs, one tensor per state, the list of residuals."""
         tensors, initials, (consts, offsets, output_final_state, save) = self._split(args)
         if not dry:
             initial = any(x is not None for x in initials)
@@ -159,8 +162,8 @@ class _Registration:
             )
         if states is None:
             # an operator cannot return "no tensor": an empty one stands for a state that nobody wants
-            states = tuple(o.new_empty((0,), dtype=torch.float32) for _ in range(self.states))
-        return o, *states, list(residuals)
+            states = tuple(tensors[0].new_empty((0,), dtype=torch.float32) for _ in range(self.states))
+        return *each(o), *states, list(residuals)
 
     # -- backward -----------------------------------------------------------------------------
     def backward(self, *args: Any) -> list[Tensor]:
@@ -171,7 +174,8 @@ class _Registration:
 
     def _backward(self, args: tuple[Any, ...], dry: bool) -> list[Tensor]:
         """Gradients of all tensors, then those of the initial states that there are."""
-        tensors, initials, (consts, offsets, saved, residuals, d_o, *d_finals) = self._split(args)
+        tensors, initials, (consts, offsets, saved, residuals, *rest) = self._split(args)
+        d_outputs, d_finals = rest[: self.outputs], rest[self.outputs :]
         with plain_types(tensors[0]):
             shared = (tensors, initials, self._consts(tensors, consts, dry), offsets)
             if not saved:
@@ -179,7 +183,7 @@ class _Registration:
             grads, d_initials = self.module.backward(
                 *shared,
                 list(residuals),
-                d_o.contiguous(),
+                one_or_all([d.contiguous() for d in d_outputs]),
                 tuple(None if d is None else d.contiguous() for d in d_finals),
                 dry,
             )
@@ -196,7 +200,8 @@ class _Registration:
         ctx.has = tuple(x is not None for x in optional)
         ctx.save_for_backward(*inputs[: self.count], *(x for x in optional if x is not None), *output[-1])
 
-    def differentiate(self, ctx: Any, d_o: Tensor, *rest: Any) -> tuple[Any, ...]:
+    def differentiate(self, ctx: Any, *given_cotangents: Any) -> tuple[Any, ...]:
+        d_outputs, rest = given_cotangents[: self.outputs], given_cotangents[self.outputs :]
         d_states: tuple[Tensor | None, ...] = rest[: self.states]
         if not ctx.want_states:
             d_states = (None,) * self.states
@@ -204,7 +209,7 @@ class _Registration:
         tensors, saved = saved[: self.count], saved[self.count :]
         *initials, offsets = [saved.pop(0) if has else None for has in ctx.has]
         operator = getattr(torch.ops.linalg_dsl, f"{self.name}_backward")
-        grads = operator(*tensors, *initials, ctx.consts, offsets, ctx.saved, saved, d_o, *d_states)
+        grads = operator(*tensors, *initials, ctx.consts, offsets, ctx.saved, saved, *d_outputs, *d_states)
         given = iter(grads[self.count :])
         d_initials = [next(given) if has else None for has in ctx.has[:-1]]
         # an empty list counts as a list of tensors, whose gradient is a list too

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from linalg_dsl.planner.step_form import StepForm
 
 if TYPE_CHECKING:
     from linalg_dsl.codegen.emit.trace import Trace
+    from linalg_dsl.codegen.schedule.call_shape import Call as Asked
     from linalg_dsl.codegen.schedule.kernel_plan import KernelPlan
     from linalg_dsl.codegen.schedule.predict import Prediction
     from linalg_dsl.codegen.targets import Target
@@ -137,25 +138,18 @@ class StagePlan:
         self, B: int, T: int, H: int, K: int, V: int, dtype: str, target: Target
     ) -> tuple[tuple[str, str, Prediction], ...]:
         """(forward or backward, kernel, prediction) of every launch; none where there is no chunk form."""
-        from linalg_dsl.codegen.schedule.call_shape import Call
         from linalg_dsl.codegen.schedule.describe import schedule_call
 
         if isinstance(self.artefacts.form, StepForm):
             return ()
-        call = Call(
-            B,
-            T,
-            H,
-            K,
-            V,
-            dtype,
-            self.chunk_size,
-            self.invariant,
-            self.schedule,
-            self.super_chunk,
-            self.launch,
-        )
-        return schedule_call(self.kernels, call, target).predictions
+        return schedule_call(self.kernels, self._asked(B, T, H, K, V, dtype), target).predictions
+
+    def _asked(self, B: int, T: int, H: int, K: int, V: int, dtype: str) -> Asked:
+        """A dense call with the options of this plan."""
+        from linalg_dsl.codegen.schedule.call_shape import Call
+
+        options = (self.chunk_size, self.invariant, self.schedule, self.super_chunk, self.launch)
+        return Call(B, T, H, K, V, dtype, *options)
 
     def part(self, call: Call) -> Part:
         """What an HTML page shows of this stage."""
@@ -165,7 +159,10 @@ class StagePlan:
             raise InternalError("a plan without its emitter has no code to show")
         found = self.explain(call.B, call.T, call.H, call.K, call.V, dtype=call.dtype, target=call.target)
         plans = (self.forward, self.backward)
-        return make_part(found, self.artefacts.form, plans, call, self.emit, self.chunk_size)
+        asked = self._asked(call.B, call.T, call.H, call.K, call.V, call.dtype)
+        if not isinstance(self.artefacts.form, StepForm):
+            asked = replace(asked, tokens=self._most_tokens(call.K, call.V, call.dtype))
+        return make_part(found, self.artefacts.form, plans, call, self.emit, asked)
 
     def _explain_step(
         self, form: StepForm, calls: tuple[int | None, ...], sizes: tuple[int | None, int | None]

@@ -14,6 +14,7 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import BoundCall, check_offsets_data
 from linalg_dsl.ops.library import Operator, plain_types
 from linalg_dsl.ops.replay import Key, Recorder, Replay, ReplayCache, current_stream, describe, is_plain
+from linalg_dsl.planner.outputs import each
 
 
 class QuickStage:
@@ -32,7 +33,7 @@ class QuickStage:
         want: bool,
         offsets: Tensor | None = None,
     ) -> list[Tensor] | None:
-        """The output, then the states if ``want``; None if this run is not one to be replayed."""
+        """The outputs, then the states if ``want``; None if this run is not one to be replayed."""
         if not is_plain() or _is_captured(given):
             return None
         leaves = [None if x is None else x.contiguous() for x in (*given, offsets)]
@@ -64,7 +65,7 @@ class QuickStage:
             o, states, _ = operator.module.forward(
                 tensors, tuple(alone[count:-1]), consts, alone[-1], want, False, launch=recorder.launch
             )
-        results = [o, *(states or ())]
+        results = [*each(o), *(states or ())]
         return results, recorder.replay(results, tensors[0])
 
 

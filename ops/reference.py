@@ -36,7 +36,7 @@ from linalg_dsl.algebra.expr import (
     Transpose,
 )
 from linalg_dsl.errors import ArgumentError, InternalError
-from linalg_dsl.language.spec import Input, RecurrenceSpec
+from linalg_dsl.language.spec import Equation, Input, RecurrenceSpec
 from linalg_dsl.ops.states import States, pack_states, unpack_states
 
 
@@ -50,7 +50,7 @@ def reference(
     consts: Mapping[str, float] | None = None,
     dtype: torch.dtype | None = None,
     reverse: bool = False,
-) -> tuple[Tensor, Any]:
+) -> tuple[Any, Any]:
     """Runs ``spec`` one token after the other, with ``reverse`` from the last of each sequence to its first.
 
     ``tensors`` holds every declared input, [B, T, H, *dims], and param, [H, *dims]; head counts are
@@ -62,22 +62,23 @@ def reference(
     With ``reverse`` "before" and "after" are in the order of the run: an initial state comes before a
     sequence's last token.
 
-    Returns the output [B, T, H, *dims] and, if asked for, what is carried after the last token [N, H,
-    *dims] (else None; a named tuple for several), both of type ``dtype``. Built from ordinary
-    differentiable operations: autograd goes through it any number of times.
+    Returns the output [B, T, H, *dims] (a tuple of several) and, if asked for, what is carried after
+    the last token [N, H, *dims] (else None; a named tuple for several), both of type ``dtype``. Built from
+    ordinary differentiable operations: autograd goes through it any number of times.
     """
     problem = _Problem.bind(spec, tensors, consts or {}, initial_state, dtype)
     states = problem.start(initial_state, cu_seqlens)
     if cu_seqlens is None:
-        o, last = problem.run(range(problem.length), states, reverse)
+        outputs, last = problem.run(range(problem.length), states, reverse)
     else:
         bounds = _offsets(cu_seqlens, problem)
         pieces = [
             problem.run(range(begin, end), [s[n : n + 1] for s in states], reverse)
             for n, (begin, end) in enumerate(pairwise(bounds))
         ]
-        o = torch.cat([p[0] for p in pieces], dim=1)
+        outputs = [torch.cat(parts, dim=1) for parts in zip(*(p[0] for p in pieces), strict=True)]
         last = [torch.cat(s) for s in zip(*(p[1] for p in pieces), strict=True)]
+    o = outputs[0] if len(outputs) == 1 else tuple(outputs)
     if not output_final_state:
         return o, None
     return o, pack_states(spec, last)
@@ -208,22 +209,23 @@ class _Problem:
             carried[i] = _finite_gate(carried[i], decl)
         return carried
 
-    def run(self, tokens: range, carried: list[Tensor], reverse: bool) -> tuple[Tensor, list[Tensor]]:
-        """These tokens as one sequence: output, in their order, and what is carried after it."""
+    def run(self, tokens: range, carried: list[Tensor], reverse: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """These tokens as one sequence: outputs, in their order, and what is carried after it."""
         names = [s.name for s in self.spec.states]
         shifted = [i.name for i in self.spec.shifted]
         past = dict(zip([*names, *shifted], carried, strict=True))
         updates = {e.target: e.value for e in self.spec.updates}
-        outputs = []
+        outputs: list[list[Tensor]] = []
         for t in reversed(tokens) if reverse else tokens:
             now = {name: x[:, t] for name, x in self.timed.items()}
             step = _Step({**self.constants, **now}, past, self.sizes, updates)
             fresh = {name: self._full(step.state(name), past[name]) for name in names}
-            outputs.append(step.evaluate(self.spec.outputs[0].value))
+            outputs.append([step.evaluate(e.value) for e in self.spec.outputs])
             past = fresh | {name: now[name] for name in shifted}
         dims = [d for _, d in _carried_dims(self.spec)]
         after = [_drop_axes(x, 2 - len(d)) for x, d in zip(past.values(), dims, strict=True)]
-        return self._stack(outputs[::-1] if reverse else outputs), after
+        rows = outputs[::-1] if reverse else outputs
+        return [self._stack([row[i] for row in rows], e) for i, e in enumerate(self.spec.outputs)], after
 
     def size(self, dim: Dim) -> int:
         if isinstance(dim, int):
@@ -238,8 +240,8 @@ class _Problem:
         """A state that no input reaches (``S_t = I``) still has every batch element and head."""
         return value.expand_as(like)
 
-    def _stack(self, outputs: list[Tensor]) -> Tensor:
-        rows, cols = self.spec.outputs[0].value.shape
+    def _stack(self, outputs: list[Tensor], equation: Equation) -> Tensor:
+        rows, cols = equation.value.shape
         shape = (self.batch, self.heads, self.size(rows), self.size(cols))
         if outputs:
             o = torch.stack([x.expand(shape) for x in outputs], dim=1)

@@ -21,6 +21,8 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from linalg_dsl.ops.described import BareLaunch, bare_launch, is_descriptor, unbound
+
 ENVIRONMENT_VARIABLE = "LINALG_DSL_REPLAY"
 """Set to 0, every call goes the long way."""
 _LARGEST = 1024
@@ -98,12 +100,15 @@ class CompiledLaunch:
         fill: Fill,
         hooks: Any,
         again: Again,
+        bare: BareLaunch | None = None,
     ) -> None:
-        self.run = compiled.run
+        self.run = bare.run if bare else compiled.run
         self.programs = programs
         self.function = compiled.function
         self.metadata = compiled.packed_metadata
-        self.arguments = list(arguments)
+        self.arguments = bare.arguments if bare else list(arguments)
+        self.places = bare.place if bare else range(len(arguments))
+        self.tiles = bare.tiles if bare else {}
         self.fill = fill
         self.hooks = hooks
         self.again = again
@@ -112,9 +117,10 @@ class CompiledLaunch:
         if _has_hooks(self.hooks):  # a profiler: Triton tells it about launches of its own
             self.again(tensors, self.fill)
             return
-        arguments = self.arguments.copy()
+        arguments, places, tiles = self.arguments.copy(), self.places, self.tiles
         for place, which, beyond in self.fill:
-            arguments[place] = addresses[which] + beyond
+            at, address = places[place], addresses[which] + beyond
+            arguments[at] = tiles[at].at(address) if at in tiles else address
         self.run(
             self.programs, 1, 1, stream, self.function, self.metadata, None, None, None, *arguments
         )  # fmt: skip
@@ -202,18 +208,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Launches a kernel; what generated modules call in place of their own function."""
         with _disable_current_modes():  # what Triton does with tensors is none of the module's
             compiled = kernel[(programs,)](*arguments, **constants, num_warps=warps, num_stages=stages)
+        bases = [x.base if is_descriptor(x) else x for x in arguments]
         fill = tuple(
             (place, *self.known[id(x)])
-            for place, x in enumerate(arguments)
+            for place, x in enumerate(bases)
             if isinstance(x, Tensor) and id(x) in self.known
         )
-        fixed = [None if id(x) in self.known and isinstance(x, Tensor) else x for x in arguments]
-        shapes = {p: (arguments[p].shape, arguments[p].stride(), arguments[p].dtype) for p, _, _ in fill}
+        fixed = [None if place in {p for p, _, _ in fill} else x for place, x in enumerate(arguments)]
+        shapes = {p: (bases[p].shape, bases[p].stride(), bases[p].dtype) for p, _, _ in fill}
+        tiles = {p: unbound(arguments[p]) for p, _, _ in fill if is_descriptor(arguments[p])}
 
         def again(tensors: Sequence[Tensor | None], fill: Fill) -> None:
             given = list(fixed)
             for place, which, beyond in fill:
-                given[place] = _part(tensors[which], *shapes[place], beyond)
+                part = _part(tensors[which], *shapes[place], beyond)
+                given[place] = tiles[place](part) if place in tiles else part
             kernel[(programs,)](*given, **constants, num_warps=warps, num_stages=stages)
 
         hooks = _hooks()
@@ -221,7 +230,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.launches.append(OrdinaryLaunch(fill, again))
             return
         rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
-        self.launches.append(CompiledLaunch(compiled, programs, [*fixed, *rest], fill, hooks, again))
+        given = [*fixed, *rest]
+        described = [arguments[p] if p in tiles else x for p, x in enumerate(given)]
+        bare = bare_launch(compiled, described) if tiles else None
+        if tiles and bare is None:
+            self.launches.append(OrdinaryLaunch(fill, again))
+            return
+        self.launches.append(CompiledLaunch(compiled, programs, given, fill, hooks, again, bare))
 
     def replay(self, results: Sequence[Tensor], like: Tensor) -> Replay | None:
         """What was recorded, if it is all that was done."""

@@ -27,6 +27,7 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.args import axis_sizes, const_numbers
 from linalg_dsl.ops.carried import state_labels
 from linalg_dsl.ops.draw import draw, draw_state
+from linalg_dsl.planner.outputs import each, one_or_all
 
 ENVIRONMENT_VARIABLE = "LINALG_DSL_SELFCHECK"
 """``0``: no check; ``always``: whatever other processes noted, once in this one; else once per device."""
@@ -235,7 +236,7 @@ def known_answer(
                 return  # no answer is known
         got = _results(spec, module, values, _cast(operands, device), _cast(states, device), like)
     scale = max(float(x.norm()) for n, x in want.items() if n.startswith("d "))
-    errors = {n: _error(got[n], want[n], scale if n.startswith("d ") else 0.0) for n in want}
+    errors = {n: relative_error(got[n], want[n], scale if n.startswith("d ") else 0.0) for n in want}
     worst = max(errors, key=lambda n: math.inf if math.isnan(errors[n]) else errors[n])
     error = errors[worst]
     limit = max(TOLERANCE.get(x.dtype, 1e-3) for x in like)
@@ -315,12 +316,16 @@ def _results(
     o, finals, residuals = module.forward(operands, states, numbers, None, True, True)
     generator = torch.Generator().manual_seed(11)
     short = min((x.dtype for x in like), key=lambda t: t.itemsize)
-    d_o = torch.randn(o.shape, generator=generator, dtype=torch.float64).to(short).to(o)
+    d_o = one_or_all(
+        [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(short).to(x) for x in each(o)]
+    )
     d_finals = tuple(
         torch.randn(x.shape, generator=generator, dtype=torch.float64).float().to(x) for x in finals
     )
     grads, d_initials = module.backward(operands, states, numbers, None, residuals, d_o, d_finals)
-    named = {"o": o, **dict(zip(state_labels(spec, "final state"), finals, strict=True))}
+    outputs = ["o"] if len(spec.outputs) == 1 else [e.target for e in spec.outputs]
+    named = dict(zip(outputs, each(o), strict=True))
+    named |= dict(zip(state_labels(spec, "final state"), finals, strict=True))
     named |= {f"d {d.name}": g for d, g in zip(spec.inputs, grads, strict=True)}
     named |= dict(zip(state_labels(spec, "d initial_state"), d_initials, strict=True))
     return {n: x.detach().cpu().double() for n, x in named.items() if x is not None}
@@ -330,7 +335,7 @@ def _cast(tensors: tuple[Tensor, ...], to: torch.dtype | torch.device) -> tuple[
     return tuple(x.to(to) for x in tensors)
 
 
-def _error(got: Tensor, want: Tensor, scale: float) -> float:
+def relative_error(got: Tensor, want: Tensor, scale: float = 0.0) -> float:
     """Relative L2; a small gradient counts against the largest, ``scale``: wrong code errs by far more."""
     size = max(float(want.norm()), 1e-2 * scale, 1e-30)
     return float((got - want).norm()) / size

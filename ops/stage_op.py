@@ -21,6 +21,7 @@ from linalg_dsl.ops.library import Operator, register, registered
 from linalg_dsl.ops.quick import QuickStage
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.evaluate_form import run_states
+from linalg_dsl.planner.outputs import one_or_all
 from linalg_dsl.planner.step_form import StepForm
 
 Consts = tuple[tuple[str, float], ...]
@@ -89,8 +90,11 @@ class StageOp:
         initials: States,
         cu_seqlens: Tensor | None,
         want: bool,
-    ) -> tuple[Tensor, States]:
-        """The output and, if ``want``, the final states; ``consts`` may hold more than this stage has."""
+    ) -> tuple[Any, States]:
+        """The output, of several a tuple, and the final states if ``want``.
+
+        ``consts`` may hold more than this stage has.
+        """
         own = self._own(consts)
         if backend == "triton":
             check_widths(self.spec, tensors)
@@ -108,10 +112,15 @@ class StageOp:
         if backend == "triton" and not save and not torch.compiler.is_compiling():
             found = self.quick(registered(name), leaves, numbers, want, cu_seqlens)
             if found is not None:
-                return found[0], tuple(found[1:]) if want else (None,) * len(initials)
+                return self._result(found, len(initials), want)
         operator = getattr(torch.ops.linalg_dsl, name)
-        o, *states, _ = operator(*leaves, numbers, cu_seqlens, want, save)
-        return o, tuple(states) if want else (None,) * len(states)
+        *results, _ = operator(*leaves, numbers, cu_seqlens, want, save)
+        return self._result(results, len(initials), want)
+
+    def _result(self, results: Sequence[Tensor], states: int, want: bool) -> tuple[Any, States]:
+        """The outputs and the states behind them, which nobody may have asked for."""
+        count = len(self.spec.outputs)
+        return one_or_all(results[:count]), tuple(results[count:]) if want else (None,) * states
 
     def numbers(self, consts: Consts) -> list[float]:
         """Every const of the stage, NaN where it is not given."""
@@ -126,7 +135,7 @@ class StageOp:
         initials: States,
         cu_seqlens: Tensor | None,
         want: bool,
-    ) -> tuple[Tensor, States]:
+    ) -> tuple[Any, States]:
         """The same by the step loop, in ``dtype``."""
         own = dict(self._own(consts))
         tensors = self._as_wide(tensors, initials)
@@ -152,7 +161,7 @@ class StageOp:
         initials: States,
         cu_seqlens: Tensor | None,
         want: bool,
-    ) -> tuple[Tensor, States]:
+    ) -> tuple[Any, States]:
         """Form (1), one token after the other, with ``operand`` applied to the factors of products.
 
         A stage without form (1) is run in float32.

@@ -33,7 +33,14 @@ def state_fields(spec: RecurrenceSpec) -> tuple[str, ...]:
 @lru_cache(maxsize=256)
 def _tuple_class(name: str, fields: tuple[str, ...]) -> Any:
     title = "".join(word.capitalize() for word in name.split("_"))
-    return namedtuple(f"{title}State", fields)
+    made = namedtuple(f"{title}State", fields)  # type: ignore[misc]
+    setattr(made, "__reduce__", lambda self: (_restored, (name, fields, *self)))  # noqa: B010
+    return made
+
+
+def _restored(name: str, fields: tuple[str, ...], *states: Any) -> Any:
+    """A named tuple out of a pickle: its class is no attribute of this module, but made when it is needed."""
+    return _tuple_class(name, fields)(*states)
 
 
 def pack_states(spec: RecurrenceSpec, tensors: Sequence[Tensor]) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from linalg_dsl.codegen.launch_sizes import read_launches
+from linalg_dsl.codegen.launch_sizes import joined, read_launches
 from linalg_dsl.ops.first_use import MOST_SPILLS
 from linalg_dsl.ops.launched import Launched, Module, Use
 from linalg_dsl.ops.tune_record import Record
@@ -108,7 +108,7 @@ class Search:
     # -- one variant ------------------------------------------------------------------------------
     def _variant(self, variant: Variant) -> tuple[float, dict[str, Any]] | None:
         """(milliseconds, options) of its best sizes; None if it is wrong."""
-        op = self.op.with_options(**variant.changes)
+        op = self._with(variant.changes)
         run = self.call(op)
         with watched(modules_of(op)) as seen:
             run()
@@ -128,7 +128,7 @@ class Search:
         if changed:
             changed = self._right(variant, default, changed, owners)
             whole = {**default, **changed}
-            options["launch"] = as_option(whole, owners)
+            options["launch"] = as_option(whole, owners) | variant.launch
         if not options:
             return self.record.default_ms or 0.0, options
         winner = self._with(options)
@@ -143,8 +143,7 @@ class Search:
     def _with(self, options: Mapping[str, Any]) -> CompiledOp:
         given = dict(options)
         if "launch" in given:
-            own = dict(self.op.options.launch)
-            given["launch"] = tuple(sorted({**dict(read_launches(given["launch"])), **own}.items()))
+            given["launch"] = joined(read_launches(given["launch"]), self.op.options.launch)
         return self.op.with_options(**given)
 
     def _is_open(self, variant: Variant, name: str, sizes: Sizes) -> bool:
@@ -228,7 +227,8 @@ class Search:
         """What of the changed sizes gives right numbers, all together."""
 
         def fault(part: Assignment) -> bool:
-            options = {**variant.changes, "launch": as_option({**default, **part}, owners)}
+            launch = as_option({**default, **part}, owners) | variant.launch
+            options = {**variant.changes, "launch": launch}
             return self._fault(f"{variant} | check {_listed(part)}", self._with(options))
 
         if not fault(changed):

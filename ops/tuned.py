@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from linalg_dsl.codegen.launch_sizes import read_launches
+from linalg_dsl.codegen.launch_sizes import joined, read_launches
 from linalg_dsl.ops.bench import Shape, forward_call, inputs_of, training_call
 from linalg_dsl.ops.first_use import compiles
 from linalg_dsl.ops.launched import Use
@@ -20,6 +20,7 @@ from linalg_dsl.ops.tune_space import Variant, variants
 from linalg_dsl.planner.step_form import StepForm
 
 if TYPE_CHECKING:
+    from linalg_dsl.codegen.schedule.kernel_plan import Kernel
     from linalg_dsl.ops.op import CompiledOp
 
 BUDGET = 120.0
@@ -106,7 +107,19 @@ def variants_of(op: CompiledOp, shape: Shape, device: torch.device) -> tuple[Var
     chunk = chosen_chunk(plan.kernels, K=key, V=value, dtype="bfloat16")
     two = not any(why_one_level(plan.kernels.plan) for plan, _, _ in stages)
     asked = op.options.chunk_size is not None
-    return variants(chunk, asked, op.options.schedule, is_few(asdict(shape), device), two)
+    walks = [k for plan, _, _ in stages for k in (*plan.kernels.forward, *plan.kernels.backward)]
+    few = is_few(asdict(shape), device)
+    return variants(chunk, asked, op.options.schedule, few, two, described_walks(op, walks, device))
+
+
+def described_walks(op: CompiledOp, kernels: Sequence[Kernel], device: torch.device) -> tuple[str, ...]:
+    """The walks tried with descriptors where the device has such copies: those that may pay, then all."""
+    from linalg_dsl.codegen.schedule.descriptors import CAPABLE, pays
+
+    asked = any(sizes.tma is not None for _, sizes in op.options.launch)
+    if asked or modules_of(op)[0].architecture(device) not in CAPABLE:
+        return ()
+    return (*dict.fromkeys(k.name for k in kernels if pays(k)), "walk")
 
 
 class Tuner:
@@ -154,6 +167,5 @@ def applied(op: CompiledOp, record: Record) -> CompiledOp:
     if not best:
         return op
     if "launch" in best:
-        own = dict(op.options.launch)
-        best["launch"] = tuple(sorted({**dict(read_launches(best["launch"])), **own}.items()))
+        best["launch"] = joined(read_launches(best["launch"]), op.options.launch)
     return op.with_options(**best)

@@ -247,10 +247,11 @@ def meeting_tokens(level, t):
 
 @triton.jit
 def has_nan(x, LOOK: tl.constexpr):
-    """Whether an entry is NaN; "always": True unseen, where a branch does not compile.
+    """Whether an entry is NaN; "always": True unseen, where a branch does not compile or spills.
 
     Triton 3.7 fails at sums of rows that lie in tensor memory (LOOK "flat" has none), and on AMD cards at a
-    product in a branch of a loop. What such a branch does is right whether or not there is NaN.
+    product in a branch of a loop; below sm_90 operands that wait for it spill, up to 3 KB.
+    What such a branch does is right whether or not there is NaN.
     """
     if LOOK == "always":
         return tl.constexpr(True)
@@ -275,17 +276,17 @@ def one_sided_product(
     rows = t[None, :] if TURNED else t[:, None]
     good = tl.abs(z.to(tl.float32)) < float("inf")
     clean = tl.where(good, z, 0.0).to(z.dtype)
-    if TURNED:
-        r = tl.dot(clean, a if BACK else tl.trans(a), input_precision=PRECISION)
-    else:
-        r = tl.dot(tl.trans(a) if BACK else a, clean, input_precision=PRECISION)
     if BACK:
         edge = tl.expand_dims(tl.max(tl.where(good, -1, rows), TOKENS), TOKENS)
         free = rows >= edge if STRICT else rows > edge
     else:
         edge = tl.expand_dims(tl.min(tl.where(good, C, rows), TOKENS), TOKENS)
         free = rows <= edge if STRICT else rows < edge
-    return tl.where(free, r, float("nan"))
+    begin = tl.where(free, 0.0, float("nan"))  # nothing is left to do, and to keep for it, behind the product
+    if TURNED:
+        return tl.dot(clean, a if BACK else tl.trans(a), begin, input_precision=PRECISION)
+    else:
+        return tl.dot(tl.trans(a) if BACK else a, clean, begin, input_precision=PRECISION)
 
 
 @triton.jit

@@ -1,10 +1,10 @@
 """What generated PyTorch modules import: the loops over chunks and tokens, and what their statements call.
 
 A module's ``LAYOUT`` says what the loops ask: ``timed`` (per tensor), ``states`` (the axes of each),
-``starts``, ``output`` (axes), ``sizes`` (axis: which tensor has it, and where), ``like`` (the tensor whose
-dtype the output has), ``wide`` (it has the states' instead), ``chunk`` (tokens), ``shortest`` (an axis, and
-for 1, 2, ... channels of it the most tokens of a chunk) and ``gradients`` (which tensors have one). An
-exported file holds those functions that it uses.
+``starts``, ``output`` (axes), ``outputs`` (how many, if several), ``sizes`` (axis: which tensor has it, and
+where), ``like`` (the tensor whose dtype the output has), ``wide`` (it has the states' instead), ``chunk``
+(tokens), ``shortest`` (an axis, and for 1, 2, ... channels of it the most tokens of a chunk) and
+``gradients`` (which tensors have one). An exported file holds those functions that it uses.
 """
 
 # ruff: noqa: B905, RUF007 (whole sequences of one module: their lengths are known to agree)
@@ -14,6 +14,8 @@ import torch
 
 def run_chunks(forward_chunk, layout, call, dry):
     """(o, final states or None, residuals) chunk by chunk; ``dry`` allocates the results and no more.
+
+    Of several outputs o is a tuple, as ``d_o`` is in reverse.
 
     ``call``: tensors, initial states, consts, cu_seqlens, whether final states are wanted, and residuals.
     Tensors are contiguous, [B, T, h, ...] or per head [h, ...], where h divides the largest head count H; a
@@ -25,10 +27,10 @@ def run_chunks(forward_chunk, layout, call, dry):
     count, lanes = lanes_of(cu_seqlens, batch)
     layout = fitted(layout, size)
     o, turned = output_of(tensors, layout, initial_states), layout["states"][0] == ("V", "K")
-    axes = layout["states"]
-    states = tuple(o.new_zeros((count, heads, *size(dims)), dtype=work) for dims in axes)
+    axes, like = layout["states"], tensors[0]
+    states = tuple(like.new_zeros((count, heads, *size(dims)), dtype=work) for dims in axes)
     shape = (marks_of(cu_seqlens, length, count, layout), lanes, heads, *size(("K", "V")))
-    starts = [o.new_zeros(shape, dtype=work) for _ in axes if save]
+    starts = [like.new_zeros(shape, dtype=work) for _ in axes if save]
     if not dry:
         for state, first in zip(states, initial_states):
             if first is not None:
@@ -43,7 +45,8 @@ def run_chunks(forward_chunk, layout, call, dry):
                 for span in pieces(begin, end, bad):
                     args = operands(tensors, layout, span, heads, work)
                     out, carried = forward_chunk(*carried, *args, *consts)
-                    o[:, slice(*span)] = out.transpose(1, 2)
+                    for room, rows_of_chunk in zip(as_tuple(o), as_tuple(out)):
+                        room[:, slice(*span)] = rows_of_chunk.transpose(1, 2)
             for state, S in zip(states, carried):
                 state[rows] = S.mT if turned else S
     return o, states if output_final_state else None, starts
@@ -59,14 +62,16 @@ def reverse_chunks(forward_chunk, backward_chunk, layout, call, d_o, d_finals, d
     count, _ = lanes_of(cu_seqlens, batch)
     layout = fitted(layout, size)
     (grads, totals), turned = gradients_of(tensors, layout), layout["states"][0] == ("V", "K")
-    d_states = [d_o.new_zeros((count, heads, *size(dims)), dtype=work) for dims in layout["states"]]
+    d_states = [tensors[0].new_zeros((count, heads, *size(dims)), dtype=work) for dims in layout["states"]]
     if not dry:
         for d, given in zip(d_states, d_finals or ()):
             if given is not None:
                 d.copy_(given)
         spans = [(rows, chunks_of(*span, layout)) for rows, *span in sequences(cu_seqlens, batch, length)]
         index = sum(len(chunks) for _, chunks in spans)
-        bad = not_finite((*tensors, d_o), (*layout["timed"], True), (*layout["resets"], False))
+        more = as_tuple(d_o)
+        flags = (*layout["timed"], *[True] * len(more)), (*layout["resets"], *[False] * len(more))
+        bad = not_finite((*tensors, *more), *flags)
         for rows, chunks in reversed(spans):
             carried = [d[rows].mT if turned else d[rows] for d in d_states]
             for begin, end in reversed(chunks):
@@ -77,9 +82,9 @@ def reverse_chunks(forward_chunk, backward_chunk, layout, call, d_o, d_finals, d
                     args = operands(tensors, layout, span, heads, work)
                     past.append(forward_chunk(*past[-1], *args, *consts)[1])
                 for span in reversed(each):
-                    d_out = d_o[:, slice(*span)].to(work).transpose(1, 2)
+                    d_outs = [d[:, slice(*span)].to(work).transpose(1, 2) for d in more]
                     args = operands(tensors, layout, span, heads, work)
-                    carried, parts = backward_chunk(*past.pop(), *carried, d_out, *args, *consts)
+                    carried, parts = backward_chunk(*past.pop(), *carried, *d_outs, *args, *consts)
                     for i, part in enumerate(parts):
                         if part is not None and totals[i] is None:
                             grads[i][:, slice(*span)] = shared(part, grads[i].shape[2]).transpose(1, 2)
@@ -116,10 +121,10 @@ def run_tokens(forward_token, layout, call, dry):
     work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout, initial_states)
     count, lanes = lanes_of(cu_seqlens, batch)
     o, shapes = output_of(tensors, layout, initial_states), [size(dims) for dims in layout["states"]]
-    starts = zip(shapes, layout["starts"])
-    finals = [o.new_full((count, heads, *shape), start, dtype=work) for shape, start in starts]
+    starts, like = zip(shapes, layout["starts"]), tensors[0]
+    finals = [like.new_full((count, heads, *shape), start, dtype=work) for shape, start in starts]
     lead = (marks_of(cu_seqlens, length, count, layout), lanes, heads)
-    marks = [o.new_zeros((*lead, *shape), dtype=work) for shape in shapes] if save else []
+    marks = [like.new_zeros((*lead, *shape), dtype=work) for shape in shapes] if save else []
     if not dry:
         for final, initial in zip(finals, initial_states):
             if initial is not None:
@@ -132,7 +137,10 @@ def run_tokens(forward_token, layout, call, dry):
                     for mark, state in zip(marks, states):
                         mark[index] = state
                     index += 1
-                o[:, t], *states = forward_token(*states, *operands(tensors, layout, t, heads, work), *consts)
+                args = operands(tensors, layout, t, heads, work)
+                out, *states = forward_token(*states, *args, *consts)
+                for room, row in zip(as_tuple(o), as_tuple(out)):
+                    room[:, t] = row
             for final, state in zip(finals, states):
                 final[rows] = state
     return o, tuple(finals) if output_final_state else None, marks
@@ -146,7 +154,7 @@ def reverse_tokens(forward_token, backward_token, layout, call, d_o, d_finals, d
     work, (batch, length, heads, size) = work_type(tensors), sizes_of(tensors, layout, initial_states)
     count, _ = lanes_of(cu_seqlens, batch)
     grads, totals = gradients_of(tensors, layout)
-    d_states = [d_o.new_zeros((count, heads, *size(dims)), dtype=work) for dims in layout["states"]]
+    d_states = [tensors[0].new_zeros((count, heads, *size(dims)), dtype=work) for dims in layout["states"]]
     if not dry:
         for d_state, d_final in zip(d_states, d_finals or ()):
             if d_final is not None:
@@ -163,7 +171,8 @@ def reverse_tokens(forward_token, backward_token, layout, call, d_o, d_finals, d
                     before.append(forward_token(*before[-1], *args, *consts)[1:])
                 for t in reversed(range(begin, end)):
                     args = operands(tensors, layout, t, heads, work)
-                    d_now, parts = backward_token(*before.pop(), *d_now, d_o[:, t].to(work), *args, *consts)
+                    d_outs = [d[:, t].to(work) for d in as_tuple(d_o)]
+                    d_now, parts = backward_token(*before.pop(), *d_now, *d_outs, *args, *consts)
                     for i, part in enumerate(parts):
                         if part is not None and totals[i] is None:
                             grads[i][:, t] = shared(part, grads[i].shape[2])
@@ -186,11 +195,18 @@ def sizes_of(tensors, layout, initial_states):
 
 
 def output_of(tensors, layout, initial_states):
-    """Room for the output [B, T, H, ...]."""
+    """Room for the output [B, T, H, ...], of several for each."""
     batch, length, heads, size = sizes_of(tensors, layout, initial_states)
     like = tensors[layout["like"]]
     kind = work_type(tensors) if layout["wide"] else like.dtype
-    return like.new_empty((batch, length, heads, *size(layout["output"])), dtype=kind)
+    shape = (batch, length, heads, *size(layout["output"]))
+    made = tuple(like.new_empty(shape, dtype=kind) for _ in range(layout.get("outputs", 1)))
+    return made if len(made) > 1 else made[0]
+
+
+def as_tuple(values):
+    """A tuple of values as it is, a single one as a tuple."""
+    return values if isinstance(values, tuple) else (values,)
 
 
 def gradients_of(tensors, layout):

@@ -1,5 +1,7 @@
 """Without a GPU, Triton kernels run in its interpreter; fresh memory is filled with NaN everywhere.
 
+With ``LINALG_DSL_GPU_DRY=1`` there is a stand-in for a GPU, on which its tests are walked (stand_in/dry.py).
+
 Hypothesis has no deadline: the first example of a test often pays for an import or a compilation. In
 continuous integration it draws the same examples every time.
 """
@@ -12,15 +14,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from stand_in import dry
 
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-if not torch.cuda.is_available():
+if dry.asked_for():
+    dry.start()
+    dry.soften_asserts(pytest.register_assert_rewrite)
+elif not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before the first import of triton
-else:
-    os.environ.setdefault("LINALG_DSL_FIRST_USE", "1")  # what is off until it has run on a GPU
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +37,11 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if dry.asked_for():
+        dry.compare_nothing_in_helpers()
+        for module in {item.getparent(pytest.Module) for item in items}:
+            assert module is not None
+            dry.make_smaller(module.obj)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from linalg_dsl.ops.reference import _Step, const_values, dimension_sizes, reference
-from linalg_dsl.planner.stages import Shift, Stage, Stages, TokenStep
+from linalg_dsl.planner.stages import PerToken, Shift, Stage, Stages, TokenStep
 
 RunStage = Callable[..., tuple[Tensor, Any]]
 
@@ -40,6 +40,10 @@ def run_stages(
                 if step.carries:
                     finals[step.first] = last
                 timed.add(step.name)
+            case PerToken():
+                like = next(x for n, x in values.items() if n in timed)
+                values[step.name] = values[step.of].expand(*like.shape[:2], *values[step.of].shape)
+                timed.add(step.name)
             case TokenStep():
                 values[step.name] = _tokens(step, values, timed, {**sizes, **numbers}, heads)
                 if step.timed:
@@ -59,8 +63,8 @@ def run_stages(
                     cu_seqlens=cu_seqlens,
                     consts={n: v for n, v in (consts or {}).items() if n in own},
                 )
-                values[step.result] = o
-                timed.add(step.result)
+                values |= dict(zip(step.results, o if isinstance(o, tuple) else (o,), strict=True))
+                timed |= set(step.results)
                 listed = [last_states] if isinstance(last_states, Tensor) else list(last_states)
                 if step.keeps:
                     finals |= dict(zip(step.states, listed, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import xml.etree.ElementTree as ET
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from module_files import module_of_file
 from typer.testing import CliRunner
 
 import linalg_dsl
@@ -311,12 +311,7 @@ def test_peers_on_record_stand_beside_shapes_that_they_were_measured_at() -> Non
 
 def script(name: str) -> Any:
     """A script of tests/gpu as a module."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "gpu" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of_file(Path(__file__).parent / "gpu" / f"{name}.py")
 
 
 def measured(operator: str, passes: str, ms: float, **more: object) -> dict[str, object]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from module_files import module_of_file
 
 import linalg_dsl as ld
 
@@ -20,13 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look
-    spec.loader.exec_module(module)
-    return module
+    return module_of_file(EXAMPLES / f"{name}.py")
 
 
 def test_every_example_is_run_here() -> None:

@@ -29,6 +29,15 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class DescribedTile:
+    """A descriptor as a kernel's argument: of which of the launcher's tensors, axes "tK", "tV" or "ts"."""
+
+    parameter: str
+    tensor: str
+    axes: str
+
+
+@dataclass(frozen=True, slots=True)
 class KernelText:
     """The text, the launcher's tensors by kernel argument (in order), and what the launch needs."""
 
@@ -41,6 +50,7 @@ class KernelText:
     library: frozenset[str]
     loads: tuple[str, ...]
     values: Values
+    tiles: tuple[DescribedTile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,4 +85,5 @@ class WalkText(PrepText):
     state_offset: str
     state_mask: str
     before_loop: tuple[str, ...]
+    tiles: tuple[str, ...]
     chunk_index: str

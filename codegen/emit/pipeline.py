@@ -14,12 +14,13 @@ from linalg_dsl.codegen.emit.names import Names, ascii_text
 from linalg_dsl.codegen.emit.render import functions_of, render, template_text
 from linalg_dsl.codegen.emit.signature import (
     equations,
+    given_outputs,
     literal,
     output_like,
     tuple_text,
 )
 from linalg_dsl.codegen.emit.token_text import token_text
-from linalg_dsl.planner.stages import ONES, Shift, Stage, Stages, TokenStep
+from linalg_dsl.planner.stages import ONES, PerToken, Shift, Stage, Stages, Step, TokenStep
 
 _LOCALS = (
     "stages", "tensors", "initials", "numbers", "cu_seqlens", "want", "heads", "run",
@@ -96,7 +97,7 @@ class _Emitter:
         spec = self.spec
         lines = [line for step in self.stages.steps for line in self._step(step)]
         output = self.values[self.stages.output]
-        if not isinstance(self.stages.steps[-1], Stage) or self.stages.steps[-1].result != self.stages.output:
+        if not any(isinstance(s, Stage) and s.results == (self.stages.output,) for s in self.stages.steps):
             like = list(self.values.values())[output_like(spec)]
             output = f"{output}.to({like}.dtype)"
         if len(self.stages.stages) > 1:
@@ -145,12 +146,14 @@ class _Emitter:
         )
 
     # -- steps --------------------------------------------------------------------------------------
-    def _step(self, step: Shift | TokenStep | Stage) -> Sequence[str]:
+    def _step(self, step: Step) -> Sequence[str]:
         match step:
             case Shift():
                 return self._shift(step)
             case TokenStep():
                 return [self._token_step(step)]
+            case PerToken():
+                return [self._per_token(step)]
             case Stage():
                 return self._stage(step)
 
@@ -184,10 +187,12 @@ class _Emitter:
             )
             own = f"stage_heads(heads, {counts})"
             given[first] = f"spread({given[first]}, {own}, 2)"
-        dims = tuple(d for d in step.spec.outputs[0].value.shape if d not in (1, column))
-        name = self._made(step.result, True, len(dims))
-        if column in step.spec.outputs[0].value.shape:
-            after.append(f"{name} = {name}[..., 0]")
+        made = []
+        for result, equation in zip(step.results, step.spec.outputs, strict=True):
+            dims = tuple(d for d in equation.value.shape if d not in (1, column))
+            made.append(name := self._made(result, True, len(dims)))
+            if column in equation.value.shape:
+                after.append(f"{name} = {name}[..., 0]")
         lasts = "_"
         if step.keeps:
             names = [self.names.unique(f"{n}_last") for n in step.states]
@@ -215,9 +220,14 @@ class _Emitter:
                     case fill:
                         given[i] = f"at_first({x}, {count}, {float(fill)!r})"
             offsets = f"None if cu_seqlens is None else cu_seqlens * {count}"
-            after.append(f"{name} = {name}[:, {count} - 1 :: {count}]")
+            after += [f"{name} = {name}[:, {count} - 1 :: {count}]" for name in made]
         call = f"stages[{number}]({tuple_text(given)}, {initials}, {offsets}, {want})"
-        return [*before, f"{name}, {lasts} = {call}", *after]
+        return [*before, f"{given_outputs(made)}, {lasts} = {call}", *after]
+
+    def _per_token(self, step: PerToken) -> str:
+        of, axes = self.values[step.of], self.axes[step.of]
+        like = next(self.values[i.name] for i in self.spec.inputs if i.timed)
+        return f"{self._made(step.name, True, axes)} = per_token(wide({of}, heads, 0), {like})"
 
     def _token_step(self, step: TokenStep) -> str:
         """The call of a function of its own, whose arguments are the values in the expression."""

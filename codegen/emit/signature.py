@@ -45,6 +45,12 @@ def output_dims(spec: RecurrenceSpec) -> tuple[Dim, ...]:
     return tuple(d for d in (rows, cols) if d != 1)
 
 
+def given_outputs(names: Iterable[str]) -> str:
+    """The text of what a function returns: its only output, or a tuple of several."""
+    each = list(names)
+    return each[0] if len(each) == 1 else tuple_text(each)
+
+
 def output_shape(dims: Iterable[str | int], owner: str = "") -> str:
     """The text of the output's shape, from ``OUTPUT_DIMS``; ``owner`` ("call.") holds the sizes."""
     sizes = {"K": f"{owner}key", "V": f"{owner}value"}

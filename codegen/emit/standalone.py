@@ -40,6 +40,7 @@ class Standalone:
     states: str
     forward: str
     backward: str
+    outputs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class StandaloneCall(StandaloneFunction):
     program: str
     stages: tuple[StageCall, ...]
     numbers: str
+    several: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +175,15 @@ class _File:
         classes = [
             render(
                 "standalone.py.jinja",
-                Standalone(r, *(n.get(x, x) for x in ("STATES", "forward", "backward"))),
+                Standalone(
+                    r,
+                    n.get("STATES", "STATES"),
+                    n.get("forward", "forward"),
+                    n.get("backward", "backward"),
+                    len(m.stage.results),
+                ),
             ).rstrip("\n")
-            for r, n in zip(self.recurrences, self.names_in, strict=True)
+            for r, n, m in zip(self.recurrences, self.names_in, self.modules, strict=True)
         ]
         call = render(
             "standalone_call.py.jinja",
@@ -191,6 +199,7 @@ class _File:
                 program=self.program or "",
                 stages=tuple(calls),
                 numbers=tuple_text(numbers),
+                several=any(len(m.stage.results) > 1 for m in self.modules),
             ),
         ).rstrip("\n")
         tail = "\n".join([*classes, call, *self._step_call(names)])
@@ -255,11 +264,8 @@ class _File:
         if self.program is None:
             return ()
         found = {s.name for t in self.stages.steps if isinstance(t, TokenStep) for s in symbols(t.value)}
-        made = {i.name for i in self.spec.inputs} | {
-            t.name if isinstance(t, TokenStep) else t.result
-            for t in self.stages.steps
-            if not isinstance(t, Shift)
-        }
+        made = {i.name for i in self.spec.inputs}
+        made |= {name for t in self.stages.steps if not isinstance(t, Shift) for name in t.made}
         listed = re.search(r"^NUMBERS = (\(.*\))$", self.body, re.M)
         order = ast.literal_eval(listed.group(1)) if listed else ()
         return tuple(n for n in order if n in found - made)

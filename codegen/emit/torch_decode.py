@@ -75,7 +75,7 @@ def emit_torch_decode(decode: DecodeForm) -> str:
             token_lines=token.body(),
             token_result=", ".join(
                 [
-                    turned_text(o.code, dims),
+                    turned_text(o, dims),
                     *(token.turned_state(s, x) for s, x in zip(names, after, strict=True)),
                 ]
             ),

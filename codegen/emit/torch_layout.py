@@ -130,6 +130,7 @@ class TorchText:
             "states": tuple_text(axes(s.dims) for s in spec.states),
             "starts": tuple_text(_float(s.start) for s in spec.states),
             "output": axes(output_dims(spec)),
+            "outputs": str(len(spec.outputs)),
             "sizes": "{" + ", ".join(f'"{a}": ({i}, {at})' for a, (i, at) in where.items()) + "}",
             "like": str(output_like(spec)),
             "wide": repr(self.wide),
@@ -138,6 +139,8 @@ class TorchText:
             "gradients": _flags(self.gradients),
             "resets": _flags([i.kind == "log_gate" for i in spec.inputs]),
         }
+        if len(spec.outputs) == 1:
+            del found["outputs"]
         if self.unit == "chunk":
             del found["starts"]  # a state is handed in where it does not start at 0
         else:

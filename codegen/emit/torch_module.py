@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from linalg_dsl.codegen.emit.names import Names
-from linalg_dsl.codegen.emit.signature import row_count, run_time_consts, tuple_text
+from linalg_dsl.codegen.emit.signature import given_outputs, row_count, run_time_consts, tuple_text
 from linalg_dsl.codegen.emit.torch_layout import PrintedFunction, TorchText
 from linalg_dsl.codegen.emit.torch_printer import ChunkPrinter
 from linalg_dsl.codegen.emit.torch_shared import SharedValues, name_list, shared_values
@@ -101,8 +101,9 @@ class _Functions:
         ahead = self._function(forward, nodes=None if values is None else values.in_forward)
         back = self._print_backward(forward, backward)
         after = [node for _, _, _, node in forward.carries]
-        ((_, o_node),) = forward.outputs
-        o, *states = ahead.printer.run([o_node, *after])
+        count = len(forward.outputs)
+        texts = ahead.printer.run([*(node for _, node in forward.outputs), *after])
+        outputs, states = texts[:count], texts[count:]
         self.inputs = ahead.inputs
         printed = {"forward_chunk": ahead, "backward_chunk": back}
         bodies = [own.body() for own in printed.values()]
@@ -112,7 +113,7 @@ class _Functions:
         self.forward = PrintedFunction(
             tuple(ahead.args),
             bodies[0],
-            f"{o.code}, {tuple_text(x.code for x in states)}",
+            f"{given_outputs(o.code for o in outputs)}, {tuple_text(x.code for x in states)}",
             f"The output rows of one chunk and the state{several} after it.",
         )
         self.backward = PrintedFunction(
@@ -138,9 +139,8 @@ class _Functions:
         return own
 
     def _print_backward(self, forward: ChunkPlan, backward: ChunkPlan) -> _Function:
-        ((output, _),) = forward.outputs
         more = {("carry_reverse", n): f"d{name}" for (_, n), name in self.carried.items()}
-        more[("cotangent", output)] = f"d_{output}"
+        more |= {("cotangent", output): f"d_{output}" for output, _ in forward.outputs}
         own = self._function(backward, more)
         count = len(self.carried)
         before = {name: node for name, direction, _, node in backward.carries if direction == "reverse"}

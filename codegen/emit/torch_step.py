@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.codegen.emit.names import Names
-from linalg_dsl.codegen.emit.signature import axis_source, output_dims, row_count, run_time_consts, tuple_text
+from linalg_dsl.codegen.emit.signature import (
+    axis_source,
+    given_outputs,
+    output_dims,
+    row_count,
+    run_time_consts,
+    tuple_text,
+)
 from linalg_dsl.codegen.emit.torch_layout import PrintedFunction, TorchText
 from linalg_dsl.codegen.emit.torch_step_printer import TokenPrinter
-from linalg_dsl.codegen.emit.torch_text import Text
+from linalg_dsl.codegen.emit.torch_text import ATOM, Text
 from linalg_dsl.codegen.emit.trace import Trace
 from linalg_dsl.language.spec import Input, RecurrenceSpec
 from linalg_dsl.planner.plan import ChunkPlan
@@ -35,11 +42,11 @@ def emit_torch_step(
     package's version.
     """
     spec = form.spec
-    ((_, o_node),) = forward.outputs
     consts = run_time_consts(spec, forward, backward)
     numbers = dict(form.consts)
     fwd = StepFunction(spec, forward, consts, numbers, backward=False)
-    o, *after = fwd.run([o_node, *(c[3] for c in forward.carries)])
+    texts = fwd.run([*(i for _, i in forward.outputs), *(c[3] for c in forward.carries)])
+    outputs, after = texts[: len(forward.outputs)], texts[len(forward.outputs) :]
     states = [s.name for s in spec.states]
     next_states = [fwd.turned_state(s, x) for s, x in zip(states, after, strict=True)]
     bwd = StepFunction(spec, backward, consts, numbers, backward=True)
@@ -69,7 +76,7 @@ def emit_torch_step(
         forward=PrintedFunction(
             tuple(fwd.args),
             fwd.body(),
-            ", ".join([turned_text(o.code, dims), *next_states]),
+            ", ".join([given_outputs(turned_text(o, dims) for o in outputs), *next_states]),
             "The output of one token, and the states after it.",
         ),
         backward=PrintedFunction(
@@ -99,9 +106,8 @@ class StepFunction:
         self.leaves: dict[tuple[str, str], str] = {}
         first = [(("carry", s.name), s.name) for s in spec.states]
         if backward:
-            output = spec.outputs[0].target
             first += [(("carry_reverse", s.name), f"d{s.name}") for s in spec.states]
-            first += [(("cotangent", output), f"d_{output}")]
+            first += [(("cotangent", e.target), f"d_{e.target}") for e in spec.outputs]
         for key, wanted in first:
             self.leaves[key] = names.unique(wanted)
         leading = list(self.leaves.values())
@@ -135,7 +141,8 @@ class StepFunction:
         """The text of a state or its gradient as it lies in memory."""
         dims = next(s.dims for s in self.spec.states if s.name == state)
         like = self.leaves["carry", state]
-        return turned_text(f"torch.full_like({like}, {value.code})" if value.scalar else value.code, dims)
+        # the name stands for a view with the axes of the plan by then
+        return turned_text(Text(f"torch.full_like({like}, {value.code})") if value.scalar else value, dims)
 
     def gradient(self, decl: Input, parts: Mapping[str, Text]) -> str:
         """One gradient of the input's shape: rows stacked, zero where unused; "None" where there is none."""
@@ -169,8 +176,9 @@ def turned(dims: Sequence[Dim]) -> bool:
     return len(dims) == 2 and dims[0] != dims[1] and tuple(map(str, dims)) != state_axes(dims)
 
 
-def turned_text(code: str, dims: Sequence[Dim]) -> str:
-    return f"{code}.mT" if turned(dims) and code.isidentifier() else code
+def turned_text(value: Text, dims: Sequence[Dim]) -> str:
+    """The value as it lies in memory; a number fills whatever it is written to."""
+    return f"{value.at(ATOM)}.mT" if turned(dims) and not value.scalar else value.code
 
 
 def _dims(spec: RecurrenceSpec) -> set[Dim]:

@@ -115,7 +115,7 @@ class _Emitter(StepEmitter):
                 kernel_name=kernel.name,
                 inputs=", ".join(self.inputs.values()),
                 consts=", ".join(self.const_args.values()),
-                output=self.output,
+                output=next(iter(self.outputs.values())),
                 output_type=self.output_type,
                 partial_output=plan.partial_output,
                 pointers=", ".join(kernel.tensors),

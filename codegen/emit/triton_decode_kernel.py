@@ -97,7 +97,7 @@ def decode_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNa
         ]
         mask = memory.mask(tile, *(("i_block == BLOCKS - 1",) if whole else ()))
         store.append(f"tl.store({at}, {carry}.to({pointer}.dtype.element_ty){mask})")
-    ((_, o_node),) = plan.outputs
+    ((o_name, o_node),) = plan.outputs
     roots = [o_node, *(c[3] for c in plan.carries)]
     names, loads = memory.group(plan, roots)
     out = memory.statements(plan, tiles, roots, {leaf: carries[n] for n, _, leaf, _ in plan.carries}, names)
@@ -107,7 +107,7 @@ def decode_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNa
     more = () if schedule.partial_output else memory.once(tile)
     value = f"tl.where(there, {out.full(o_node, ())}, blank)"
     dims = memory_axes(spec.outputs[0].value.shape)
-    body.append(memory.store_row(launcher.output, entry, entries, dims, tile, value, *more))
+    body.append(memory.store_row(launcher.outputs[o_name], entry, entries, dims, tile, value, *more))
     body.append(next_states(carries, plan, "forward", out, live=True))
     before = without_unused(memory.before, [*loads, *body, *store])
     words = set(re.findall(r"\w+", "\n".join([*before, *loads, *body, *store])))

@@ -13,7 +13,10 @@ from linalg_dsl.codegen.emit.trace import Values, values_of
 from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, ProductsText, boundary_suffix
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
 from linalg_dsl.codegen.emit.triton_transform import TransformText
+from linalg_dsl.codegen.emit.walk_tiles import CONSTANT, WalkTiles
+from linalg_dsl.codegen.emit.walk_tiles import RESERVED as TILE_NAMES
 from linalg_dsl.codegen.schedule.alone import lone_transform
+from linalg_dsl.codegen.schedule.descriptors import is_tile
 from linalg_dsl.codegen.schedule.kernel_plan import Boundary, BoundaryProducts, Kernel, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.two_level import Start
 from linalg_dsl.errors import InternalError
@@ -34,7 +37,7 @@ _RESERVED = (
     "anchored_intervals", "meeting_blocks", "blocks_meet", "m_meet", "m_second", "m_between",
     "m_outside", "widened", "selected_sums", "running_sums", "bounded", "solve_dot", "o_apart",
     "has_nan", "one_sided_product", "product_among", "bad_columns", "finite_entries",
-    "spoilt_by", "finite_gate",
+    "spoilt_by", "finite_gate", *TILE_NAMES,
 )  # fmt: skip
 
 
@@ -43,7 +46,8 @@ class KernelPrinter:
 
     ``state_dims``: the order in which the caller's states have their axes. ``in_one_tile``: chunks are short
     enough for the transform of many erases to be one tile. ``start``: the state of a walk that is given none.
-    ``stepped``: a chunk may have fewer tokens, STEP, than its tiles have rows.
+    ``stepped``: a chunk may have fewer tokens, STEP, than its tiles have rows. ``described``: a walk has both
+    loads, by descriptors and by pointers.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class KernelPrinter:
         start: Start = "zeros",
         nan_exact: bool = False,
         stepped: bool = False,
+        described: bool = False,
     ) -> None:
         self.state_dims = state_dims
         self.start = start
@@ -78,6 +83,7 @@ class KernelPrinter:
             turned=turned_axes(self.nodes, kernel),
             nan_exact=nan_exact,
         )
+        self.tiles = WalkTiles(names) if described else None
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
         self.ratios: dict[str, None] = {}
@@ -100,7 +106,7 @@ class KernelPrinter:
         return KernelText(
             self.name, kernel, text, tuple(self.pointers.values()), tuple(self.scalars.values()),
             self._constants(), frozenset(self.out.library), tile_kinds(self.nodes, kernel),
-            self._values(),
+            self._values(), tuple(self.tiles.described.values()) if self.tiles else (),
         )  # fmt: skip
 
     def _values(self) -> Values:
@@ -142,6 +148,9 @@ class KernelPrinter:
             lines += term.behind()
         lines = self._widened(lines)
         lines = without_unused([*self._row_lines(), *lines], frozenset(state.name for state in states))
+        if self.tiles:
+            lines = self.tiles.around(lines)
+            self.before += self.tiles.before()
         self.out.lines = lines
         shape = ", ".join(self._blocks()[a].length for a in self.out.tile(("K", "V")))
         return render(
@@ -159,6 +168,7 @@ class KernelPrinter:
                 state_offset=self.out.state_offset(self.state_dims),
                 state_mask=self.out.mask(("K", "V")),
                 before_loop=tuple(self.before),
+                tiles=self.tiles.parameters if self.tiles else (),
                 chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",
                 step=self.step,
                 body=tuple(lines),
@@ -356,6 +366,10 @@ class KernelPrinter:
         line = f"{name} = {load}"
         if self.kernel.family == "walk":
             out.again[n] = load
+        if self.tiles and is_tile(self.nodes, n) and not memory.by_chunks:
+            lengths = {a: tile.length for a, tile in self._blocks().items()}
+            turned = out.tile(node.axes) != node.axes
+            self.tiles.add(name, node.axes, memory, lengths, self.kernel.split, turned)
         per_head = node.op == "param" and self.kernel.family == "walk"
         (self.before if per_head else out.lines).append(line)
         out.loaded(n, name, converted=memory.float32)
@@ -502,6 +516,7 @@ class KernelPrinter:
         optional = [c for c in choices if uses(used, c)]
         optional += ["STEP"] if self.step == "STEP" else []
         optional += ["EXACT"] if isinstance(self.kernel.boundary, Boundary) else []
+        optional += [CONSTANT] if self.tiles and self.tiles.described else []
         return (*shape, *optional, *self.ratios, *self.shared)
 
     def _needs_zero(self) -> frozenset[int]:

@@ -89,12 +89,17 @@ class LevelsPrinter:
 
     @property
     def trace(self) -> Trace:
-        """What names stand for, in the plan of one level."""
+        """What names stand for, in the plan of one level; the scan has no values of it."""
         made_of, base = dict(self.two.made_of), self.base
-        return {
+        found: Trace = {
             text.name: {name: (base, made_of.get(n, n)) for name, (_, n) in text.values.items()}
             for text in self.printed.values()
         }
+        return {**found, self._scan_name: {}}
+
+    @property
+    def _scan_name(self) -> str:
+        return f"{self.title}_super_scan"
 
     @property
     def library(self) -> frozenset[str]:
@@ -170,7 +175,7 @@ class LevelsPrinter:
     def _scan(self, first: str, last: str, starts: str, *, reverse: bool) -> str:
         matrix = self.two.erased
         return (
-            f"call.combine({self.title}_super_scan, {matrix!r}, super_ends, super_matrix, super_factors, "
+            f"call.combine({self._scan_name}, {matrix!r}, super_ends, super_matrix, super_factors, "
             f"{starts}, {first}, {last}, {reverse})"
         )
 
@@ -196,12 +201,10 @@ class LevelsPrinter:
             axis = "K" if "K" in along else "V"
             index = f"o_s // {dims[1]}" if axis == dims[0] else f"o_s % {dims[1]}"
             load = f"tl.load(p_factors + i_map * {axis} + {index}, mask=m_s, other=0.0)"
-        update = "S <- " + ("F S" if two.matrix else "D S" if two.factors else "S")
-        update += (" R" if two.matrix and two.factors else "") + " + H"
         return render(
             "combine.py.jinja",
             _Combine(
-                f"{self.title}_super_scan", update, two.matrix is not None, two.factors is not None,
+                self._scan_name, two.update, two.matrix is not None, two.factors is not None,
                 own, other, state, by_rows, by_columns, load,
             ),
         )  # fmt: skip

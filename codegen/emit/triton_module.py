@@ -15,6 +15,7 @@ from linalg_dsl.codegen.emit.render import functions_of, render, template_text
 from linalg_dsl.codegen.emit.signature import (
     axis_source,
     equations,
+    given_outputs,
     head_counts,
     literal,
     output_dims,
@@ -30,11 +31,20 @@ from linalg_dsl.codegen.emit.triton_boundary import boundary_tensors
 from linalg_dsl.codegen.emit.triton_kernel import KernelPrinter
 from linalg_dsl.codegen.emit.triton_levels import RESERVED, LevelsPrinter, LevelsText
 from linalg_dsl.codegen.launch_sizes import Launches, sizes_of
+from linalg_dsl.codegen.options import NanExact
 from linalg_dsl.codegen.schedule import table
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.call_shape import is_crowded, plan_class, score_count, summed_axis
 from linalg_dsl.codegen.schedule.cut import cut
-from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Direction, Kernel, KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.descriptors import capabilities
+from linalg_dsl.codegen.schedule.kernel_plan import (
+    SEGMENT,
+    Direction,
+    Kernel,
+    KernelPlan,
+    leaves_last_states,
+    tile_kinds,
+)
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.codegen.schedule.two_level import first_walk, kernel_names, why_one_level
 from linalg_dsl.errors import ArgumentError, InternalError
@@ -67,10 +77,11 @@ class TritonModule:
     kernels: tuple[str, ...]
     inputs: str
     consts: str
+    outputs: tuple[str, ...]
     output: str
     output_like: int
     wide: bool
-    cotangent: str
+    cotangents: tuple[str, ...]
     forward_buffers: tuple[str, ...]
     forward_launches: tuple[str, ...]
     residuals: str
@@ -103,6 +114,7 @@ class TritonModule:
     table: tuple[str, ...]
     levels: LevelsText | None
     sizes: str
+    described: str
 
 
 def kernel_plan(forward: ChunkPlan, backward: ChunkPlan) -> KernelPlan:
@@ -122,7 +134,7 @@ def emit_triton(
     schedule: str = "walk",
     super_chunk: int | None = None,
     launch: Launches = (),
-    nan_exact: bool = True,
+    nan_exact: NanExact = True,
 ) -> str:
     """The text of a module with ``forward`` and ``backward`` over whole sequences.
 
@@ -131,9 +143,9 @@ def emit_triton(
     output is float32. ``handed``: inputs whose types do not decide that of the operands of products.
     ``trace`` takes up what the names in the kernels stand for. ``schedule``: "walk", "two_level" (with
     super-chunks of ``super_chunk`` chunks, None for a choice at each call), or "auto" for a choice between
-    them at each call. ``launch``: sizes in place of the tables'. ``nan_exact``: whether NaN of later tokens
-    is kept from earlier ones of a chunk. The text depends on nothing but the
-    arguments and this package's version. Raises
+    them at each call. ``launch``: sizes in place of the tables'. ``nan_exact``: whether NaN of some tokens
+    is kept from outputs of others of their chunk ("gradients": from gradients too). The text depends on
+    nothing but the arguments and this package's version. Raises
     ``ArgumentError`` where there is no such schedule.
     """
     if chunk_size is not None and (chunk_size < 16 or chunk_size > 256 or chunk_size & (chunk_size - 1)):
@@ -165,7 +177,7 @@ class _Emitter:
         forced: bool,
         super_chunk: int | None,
         launch: Launches = (),
-        nan_exact: bool = True,
+        nan_exact: NanExact = True,
     ) -> None:
         self.nan_exact = nan_exact
         self.canonical = canonical
@@ -196,8 +208,8 @@ class _Emitter:
         )  # fmt: skip
         self.inputs = {i.name: names.unique(i.name) for i in self.spec.inputs}
         self.const_args = {c: names.unique(c) for c in self.consts}
-        self.output = names.unique(self.rec.output)
-        self.cotangent = names.unique(f"d_{self.rec.output}")
+        self.outputs = {o: names.unique(o) for o in self.rec.outputs}
+        self.cotangents = {o: names.unique(f"d_{o}") for o in self.rec.outputs}
         self.gradients = {i: names.unique(f"d_{a}") for i, a in self.inputs.items()}
         self.buffers = {b.node: names.unique(b.name) for b in plan.buffers}
         self.order = {i.name: n for n, i in enumerate(self.spec.inputs)}
@@ -207,6 +219,7 @@ class _Emitter:
         spec, plan = self.spec, self.plan
         memory = self._memory()
         state_dims = tuple(map(str, spec.states[0].dims))
+        described = self._described()
         printed = {
             k.name: KernelPrinter(
                 plan,
@@ -216,7 +229,8 @@ class _Emitter:
                 state_dims,
                 self._short(),
                 stepped=self.stepped,
-                nan_exact=self.nan_exact and k in plan.forward,
+                nan_exact=self.nan_exact == "gradients" or (bool(self.nan_exact) and k in plan.forward),
+                described=f"{self.title}_{k.name}" in described,
             ).run()
             for k in (*plan.forward, *plan.backward)
         }
@@ -256,10 +270,11 @@ class _Emitter:
                 kernels=(*(p.text.rstrip() for p in printed.values()), *(levels.kernels if levels else ())),
                 inputs=", ".join(self.inputs.values()),
                 consts=", ".join(self.const_args.values()),
-                output=self.output,
+                outputs=tuple(self.outputs.values()),
+                output=given_outputs(self.outputs.values()),
                 output_like=output_like(spec, self.handed),
                 wide=self.wide,
-                cotangent=self.cotangent,
+                cotangents=tuple(self.cotangents.values()),
                 forward_buffers=(
                     *(self._allocation(b.node) for b in plan.buffers if self._made_forward(b.node)),
                     *(levels.allocations() if levels else ()),
@@ -307,6 +322,7 @@ class _Emitter:
                 table=table_functions(),
                 levels=levels.text(self.super_chunk, self.forced) if levels else None,
                 sizes=self._sizes(levels),
+                described=repr(described) if described else "",
             ),
         )
 
@@ -315,6 +331,14 @@ class _Emitter:
         kernels = kernel_names(self.plan, levels.two if levels else None)
         asked = {n: sizes_of(self.asked, self.spec.name, n, f).as_tuple for n, f in kernels}
         return repr({f"{self.title}_{n}": sizes for n, sizes in asked.items() if any(sizes)})
+
+    def _described(self) -> dict[str, tuple[int, ...]]:
+        """The walks that can load by descriptors, by their names in the module, and where they do."""
+        found = {}
+        for kernel in (*self.plan.forward, *self.plan.backward):
+            asked = sizes_of(self.asked, self.spec.name, kernel.name, kernel.family).tma
+            found[f"{self.title}_{kernel.name}"] = capabilities(kernel, asked)
+        return {name: majors for name, majors in found.items() if majors}
 
     def _short(self) -> bool:
         """Whether chunks are as short as the table has them for many erases."""
@@ -335,7 +359,7 @@ class _Emitter:
             elif node.op == "const":
                 out[n] = Memory(self.const_args[str(node.attr("name"))])
             elif node.op == "cotangent":
-                out[n] = Memory(self.cotangent)
+                out[n] = Memory(self.cotangents[str(node.attr("name"))])
         by_blocks = {b.node for b in self.plan.buffers if b.shares}
         for n, name in self.buffers.items():
             count = f"P_{name}" if n in by_blocks else None
@@ -346,8 +370,8 @@ class _Emitter:
         for result, n in self.plan.results:
             if n in out:
                 continue
-            if result == self.rec.output:
-                out[n] = Memory(self.output)
+            if result in self.outputs:
+                out[n] = Memory(self.outputs[result])
                 continue
             name, _, row_text = result.removeprefix("d_").partition("[")
             out[n] = Memory(
@@ -414,6 +438,8 @@ class _Emitter:
 
     def _launch_walk(self, text: KernelText, first: str, last: str, more: str) -> str:
         """A walk from the state ``first``, which leaves its last one in ``last``."""
+        if text.tiles:
+            more += f", tiles={tuple_text(f'({t.tensor}, {t.axes!r})' for t in text.tiles)}"
         return (
             f'call.walk({text.name}, "{text.kernel.split}", {tuple_text(map(repr, text.loads))}, '
             f"{self._operands(text, f', {first}, {last}')}{more})"
@@ -421,22 +447,18 @@ class _Emitter:
 
     def _ends(self, kernel: Kernel) -> tuple[str, str]:
         """The tensors that a walk starts from and leaves its last states in: as many as there are states."""
-        two = self.has_levels
+        two, last = self.has_levels, leaves_last_states(self.plan, kernel)
         if kernel in self.plan.forward:
-            final = kernel is [k for k in self.plan.forward if k.family == "walk"][-1]
             return (
                 "(super_first,)" if two else "initial_states",
-                "NO_STATES" if not final else "(super_last,)" if two else "final_states or NO_STATES",
+                "NO_STATES" if not last else "(super_last,)" if two else "final_states or NO_STATES",
             )
         if kernel.direction == "forward":
             first = "(super_starts if call.super_chunk else initial_state,)"
             return first if two else "initial_states", "NO_STATES"
-        v_split = kernel.split == "V" or not any(
-            k.direction == "reverse" and k.split == "V" for k in self.plan.backward
-        )
         return (
             "(super_first,)" if two else "d_final_states",
-            "NO_STATES" if not v_split else "(super_last,)" if two else "d_initial_states",
+            "NO_STATES" if not last else "(super_last,)" if two else "d_initial_states",
         )
 
     def _operands(self, text: KernelText, states: str = "") -> str:
@@ -446,8 +468,9 @@ class _Emitter:
         ratios = [str(i) for i, a in enumerate(self.inputs.values()) if f"R_{a}" in text.constants]
         only_saved = {self.buffers[b.node] for b in self.plan.buffers if b.only_saved}
         forward = kernel in self.plan.forward
+        spare = next(iter(self.outputs.values()))
         tensors = tuple_text(
-            f"{t} if save else {self.output}" if forward and t in only_saved else t for t in text.tensors
+            f"{t} if save else {spare}" if forward and t in only_saved else t for t in text.tensors
         )
         rest = "".join(f", {r}" for r in ratios)
         more = ", SAVE=save" if "SAVE" in text.constants else ""

@@ -266,12 +266,15 @@ class JointScores:
                 continue
             step = self._name("step", c)
             if dw:  # a matrix of a pair stands below the diagonal: as it is for rows, transposed for columns
-                terms = [self._apply(parts[n], scaled[p.source]) for _, p in here for n in p.lower]
-                terms += [
-                    self._apply(parts[n], scaled[p.source], back=True) for _, p in here for n in p.upper
-                ]
+                terms = [self._among(parts[n], scaled[p.source], ">") for _, p in here for n in p.lower]
+                upper = [(parts[n], scaled[p.source]) for _, p in here for n in p.upper]
+                terms += [self._among(part, tile, "<", back=True) for part, tile in upper]
             else:
-                terms = [self._among(p, parts[number], scaled[p.source]) for number, p in here]
+                side = {(True, False): ">", (False, True): "<"}
+                terms = [
+                    self._among(parts[n], scaled[p.source], side.get((bool(p.lower), bool(p.upper)), ""))
+                    for n, p in here
+                ]
             body.append(f"{step} = {self.factor} * ({' + '.join(terms)})")
             body += self._add(step, dx.get(tile.row), dy.get(tile.col), [p for _, p in here])
             if dw:
@@ -302,22 +305,24 @@ class JointScores:
             known.add(name)
             return f"{begin}{term}"
 
-        def derivative(what: str, at: int, sums: Sums, terms: list[str], near: str, factor: str) -> None:
-            step = self._name(f"step_{what}", at)
-            lines.append(f"{step} = {' + '.join(terms)}")
+        def derivative(what: str, at: int, sums: Sums, terms: list[tuple[int, str]]) -> None:
+            """``terms``: the numbers of pairs, and the tiles that their cotangents meet."""
+            _, near, factor = (rows if what == "row" else cols)[at]
+            back, step = what == "col", self._name(f"step_{what}", at)
+            total = " + ".join(self._apply(matrices[number], tile, back=back) for number, tile in terms)
+            lines.append(f"{step} = {total}")
+            lines.extend(self._one_sided(step, matrices, terms, back=back))
             if at in sums:
                 lines.append(f"{sums[at]} += {factor} * {step}")
-            whole = what == "col" or self.lifted[at]
+            whole = back or self.lifted[at]
             name = with_own if whole and with_own else moved
-            lines.append(add(name, "+" if what == "row" else "-", f"{near}.to(tl.float32) * {step}"))
+            lines.append(add(name, "-" if back else "+", f"{near}.to(tl.float32) * {step}"))
 
-        pairs = list(zip(self.pairs, matrices, strict=True))
-        for i, (_, near, factor) in enumerate(rows):
-            terms = [self._apply(m, cols[col][1]) for (row, col), m in pairs if row == i]
-            derivative("row", i, dx, terms, near, factor)
-        for j, (_, near, factor) in enumerate(cols):
-            terms = [self._apply(m, rows[row][1], back=True) for (row, col), m in pairs if col == j]
-            derivative("col", j, dy, terms, near, factor)
+        pairs = list(enumerate(self.pairs))
+        for i in range(len(rows)):
+            derivative("row", i, dx, [(number, cols[col][1]) for number, (row, col) in pairs if row == i])
+        for j in range(len(cols)):
+            derivative("col", j, dy, [(number, rows[row][1]) for number, (row, col) in pairs if col == j])
         if with_own:
             lines.append(f"{dw} += {with_own}")
             lines += [f"{behind} += {with_own}"] if behind else []
@@ -463,14 +468,28 @@ class JointScores:
             return f"tl.dot({tile}, {matrix if back else f'tl.trans({matrix})'}, input_precision=PRECISION)"
         return f"tl.dot({f'tl.trans({matrix})' if back else matrix}, {tile}, input_precision=PRECISION)"
 
-    def _among(self, product: MeetingProduct, part: str, tile: str) -> str:
-        """``_apply`` of the pairs that meet at a level, of which no other pair sees a NaN."""
+    def _one_sided(
+        self, total: str, matrices: Sequence[str], terms: Sequence[tuple[int, str]], *, back: bool
+    ) -> list[str]:
+        """What a sum of products with the triangles of pairs does where it has NaN; ``back``: transposed."""
         if not self.out.nan_exact:
-            return self._apply(part, tile)
-        sides = {(True, False): ">", (False, True): "<"}.get((bool(product.lower), bool(product.upper)))
-        among = f"m_meet & (o_t[:, None] {sides} o_t[None, :])" if sides else "m_meet"
+            return []
+        products = []
+        for number, tile in terms:
+            strict = self.reads[self.pairs[number][0]] != "inclusive"
+            flags = (f"TURNED={self.turned}", f"BACK={back}", f"STRICT={strict}", "PRECISION=PRECISION")
+            products.append(self.out.call("one_sided_product", matrices[number], tile, "C", *flags))
+        self.out.library.add("has_nan")
+        return [f"if has_nan({total}, LOOK):", f"    {total} = {' + '.join(products)}"]
+
+    def _among(self, part: str, tile: str, side: str = "", *, back: bool = False) -> str:
+        """``_apply`` of the pairs that meet at a level, of which no other pair sees a NaN; ``side``: the sign
+        between the tokens of those pairs, where one comes first in all."""
+        if not self.out.nan_exact:
+            return self._apply(part, tile, back=back)
+        among = f"m_meet & (o_t[:, None] {side} o_t[None, :])" if side else "m_meet"
         flags = (f"TURNED={self.turned}", "PRECISION=PRECISION", "LOOK=LOOK")
-        return self.out.call("product_among", part, tile, among, *flags)
+        return self.out.call("product_among", f"tl.trans({part})" if back else part, tile, among, *flags)
 
     def _name(self, what: str, *numbers: int) -> str:
         tail = "".join(str(n + 1) for n in numbers)

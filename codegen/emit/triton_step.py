@@ -13,6 +13,7 @@ from linalg_dsl.codegen.emit.render import functions_of, render
 from linalg_dsl.codegen.emit.signature import (
     axis_source,
     equations,
+    given_outputs,
     head_counts,
     literal,
     output_dims,
@@ -66,15 +67,18 @@ class TritonStepModule:
     kernels: tuple[str, ...]
     inputs: str
     consts: str
+    outputs: tuple[str, ...]
     output: str
+    dry_output: str
     output_type: str
     partial_output: bool
+    products: bool
     saves: bool
     forward_launch: str
     forward_kernel: str
     backward_kernel: str
     sizes: str
-    cotangent: str
+    cotangents: tuple[str, ...]
     backward_buffers: tuple[str, ...]
     backward_launch: str
     gradients: tuple[str, ...]
@@ -154,16 +158,17 @@ class StepEmitter:
         spec = self.spec
         self.inputs = {i.name: names.unique(i.name) for i in spec.inputs}
         self.const_args = {c: names.unique(c) for c in self.consts}
-        output = spec.outputs[0].target
-        self.output = names.unique(output)
-        self.cotangent = names.unique(f"d_{output}")
+        self.outputs = {e.target: names.unique(e.target) for e in spec.outputs}
+        self.cotangents = {e.target: names.unique(f"d_{e.target}") for e in spec.outputs}
         self.gradients = {i: names.unique(f"d_{a}") for i, a in self.inputs.items()}
         self.order = {i.name: n for n, i in enumerate(spec.inputs)}
         self.counts = {i.name: row_count(i, self.numbers) for i in spec.inputs}
+        self.product_factors = {n: names.unique(f"factor_{i}") for i, n in enumerate(plan.factors, 1)}
         dims = {d for i in spec.inputs for d in i.dims} | {d for s in spec.states for d in s.dims}
         rows = {str(d): self._number(d) for d in dims - {"K", "V"}}
         self.launcher = StepNames(
-            names.unique(spec.name), self.inputs, self.const_args, self.output, self.cotangent,
+            names.unique(spec.name), self.inputs, self.const_args, self.outputs, self.cotangents,
+            self.product_factors,
             self.gradients, rows, self.counts,
         )  # fmt: skip
 
@@ -204,15 +209,20 @@ class StepEmitter:
                 kernels=(first.text.rstrip(), second.text.rstrip()),
                 inputs=", ".join(self.inputs.values()),
                 consts=", ".join(self.const_args.values()),
-                output=self.output,
+                outputs=tuple(self.outputs.values()),
+                output=given_outputs(self.outputs.values()),
+                dry_output=given_outputs(
+                    [f"call.result(OUTPUT_DIMS, {self.output_type})"] * len(self.outputs)
+                ),
                 output_type=self.output_type,
                 partial_output=plan.partial_output,
+                products=bool(plan.products),
                 saves=saves,
                 forward_launch=self._launch(first),
                 forward_kernel=first.name,
                 backward_kernel=second.name,
                 sizes=self._sizes(first, second),
-                cotangent=self.cotangent,
+                cotangents=tuple(self.cotangents.values()),
                 backward_buffers=(*self._buffers(), *self._kept(second)),
                 backward_launch=self._launch(second),
                 gradients=tuple(self._gradient(i) for i in self.inputs),
@@ -277,7 +287,7 @@ class StepEmitter:
 
     def _written(self, name: str) -> list[tuple[str, bool]]:
         """(name of the buffer, whether it has partial sums) of each buffer of a gradient."""
-        leaves = self._leaves(name)
+        leaves = [r for r in self._leaves(name) if r not in self.plan.products]
         own = self.gradients[name]
         buffers = [(own, self._is_partial(r)) for r in leaves if "[" not in r]
         rows = [self._is_partial(r) for r in leaves if "[" in r]
@@ -291,13 +301,19 @@ class StepEmitter:
                 f"{buffer} = call.gradient({self.order[name]}, {partial}, {dims})"
                 for buffer, partial in self._written(name)
             ]
+        for node, buffer in self.product_factors.items():
+            (axis,) = self.plan.backward.nodes[node].axes
+            lines.append(f"{buffer} = call.factor({self.dims([dimension(axis)])!r})")
         return lines
 
     def _gradient(self, name: str) -> str:
+        i = self.order[name]
+        if pair := self.plan.products.get(f"d_{name}"):
+            factors = ", ".join(self.product_factors[n] for n in pair)
+            return f"call.finish({i}, False, call.products({factors}))"
         written = self._written(name)
         if not written:
             return "None"
-        i = self.order[name]
         if len({partial for _, partial in written}) == 1:
             return f"call.finish({i}, {written[0][1]}, {', '.join(b for b, _ in written)})"
         return " + ".join(f"call.finish({i}, {partial}, {b})" for b, partial in written)

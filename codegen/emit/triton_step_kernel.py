@@ -159,15 +159,15 @@ def forward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepN
         if saves:
             marks = memory.pointer(f"marks[{i}]", f"{name}_mark")
             k["keep"].append(memory.store(marks, "i_ch * H + i_h", axes, tile, carry, *once))
-    ((_, o_node),) = plan.outputs
-    roots = [o_node, *(c[3] for c in plan.carries)]
+    roots = [*(i for _, i in plan.outputs), *(c[3] for c in plan.carries)]
     names, k.parts["loads"] = memory.group(plan, roots)
     k["group"].extend(names.values())
     given = {leaf: carries[name] for name, _, leaf, _ in plan.carries}
     out = k.statements(plan, tiles, roots, given, names)
     k["body"].extend(out.lines)
     shape = spec.outputs[0].value.shape
-    k.store_result(out, o_node, launcher.output, shape, partial=schedule.partial_output)
+    for name, node in plan.outputs:
+        k.store_result(out, node, launcher.outputs[name], shape, partial=schedule.partial_output)
     k["body"].append(next_states(carries, plan, "forward", out, live=True))
     return k.text("forward", "One token after the other: outputs, and the states after them.", reverse=False)
 
@@ -197,7 +197,9 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
             ]
         )
     reverse = {name: (leaf, after) for name, way, leaf, after in plan.carries if way == "reverse"}
-    roots = [i for _, i in plan.outputs] + [after for _, after in reverse.values()]
+    products = k.schedule.products
+    roots = [i for name, i in plan.outputs if name not in products] + [*k.schedule.factors]
+    roots += [after for _, after in reverse.values()]
     names, k.parts["loads"] = memory.group(plan, roots)
     given = {leaf: d_states[name] for name, (leaf, _) in reverse.items()}
     if replays:
@@ -208,7 +210,14 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
     k["body"].extend(out.lines)
     leaves = {gradient_name(n): n for n in schedule.forward.nodes if n.op in ("input", "param")}
     for result, node in plan.outputs:
-        _store_gradient(k, out, result, node, leaves[result])
+        if result not in products:
+            _store_gradient(k, out, result, node, leaves[result])
+    for node in k.schedule.factors:
+        axes = out.nodes[node].axes
+        more = memory.once(axes)
+        k["body"].append(
+            memory.store_row(k.launcher.factors[node], "i_h", "H", axes, axes, out.full(node, axes), *more)
+        )
     k["body"].append(next_states(d_states, plan, "reverse", out, live=True))
     return k.text(
         "backward", "From the last token to the first: the gradients of inputs and states.", reverse=True

@@ -39,13 +39,14 @@ PER_BLOCK = "(i_n.to(tl.int64) * BLOCKS + i_block) * H + i_h"
 
 @dataclass(frozen=True, slots=True)
 class StepNames:
-    """Names of the launcher: of inputs, consts, output and gradients; sizes of small axes; rows of inputs."""
+    """Names of the launcher: inputs, consts, outputs and gradients; sizes of small axes; rows of inputs."""
 
     title: str
     inputs: Mapping[str, str]
     consts: Mapping[str, str]
-    output: str
-    cotangent: str
+    outputs: dict[str, str]
+    cotangents: dict[str, str]
+    factors: dict[int, str]
     gradients: Mapping[str, str]
     rows: Mapping[str, int]
     counts: Mapping[str, int]
@@ -165,7 +166,8 @@ class StepMemory:
     def load_leaf(self, node: Node) -> str:
         """The expression that loads an input or cotangent of this token, or a param."""
         if node.op == "cotangent":
-            argument, memory = self.launcher.cotangent, memory_axes(self.spec.outputs[0].value.shape)
+            argument = self.launcher.cotangents[str(node.attr("name"))]
+            memory = memory_axes(self.spec.outputs[0].value.shape)
             at = self.row(argument, self.pointer(argument), "i_h", "H", memory, node.axes)
             return self._load_row(at, node.axes)
         name = str(node.attr("name"))

@@ -25,6 +25,7 @@ from linalg_dsl.codegen.schedule.call_shape import (
     value_names,
 )
 from linalg_dsl.codegen.schedule.choice import Levels, Place, choose_levels
+from linalg_dsl.codegen.schedule.descriptors import how_tiles_are_loaded
 from linalg_dsl.codegen.schedule.facts import BOUNDARY
 from linalg_dsl.codegen.schedule.kernel_plan import (
     SEGMENT,
@@ -71,6 +72,8 @@ class KernelSchedule:
     reasons: tuple[str, ...]
     prediction: Prediction
     over: str = "sequences"
+    state: int = 0
+    """Bytes of a walk's states that a program keeps on chip."""
 
     @property
     def name(self) -> str:
@@ -85,11 +88,17 @@ class ScanSchedule:
     block: int
     warps: int
     each: int
+    update: str
     prediction: Prediction
 
     @property
     def name(self) -> str:
         return SCAN
+
+    @property
+    def purpose(self) -> str:
+        pieces = _plural(self.each, "super-chunk")
+        return f"the state at each of {pieces} of a sequence, one after the other: {self.update}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +255,12 @@ def kernel_schedule(
         else [_block_reason(block, widest[0], filling[0], split, own, lanes * blocks, target)]
     )
     sizes += [] if asked.stages else [_stage_reason(stages, filling[2], lanes * blocks > target.units)]
+    state = len(kernel.carries) * own * block * 4
     reasons = (
-        *_walk_reasons(plan, kernel, len(kernel.carries) * own * block * 4),
+        *_walk_reasons(plan, kernel, state),
         *sizes,
         *_asked_reasons(asked),
+        *how_tiles_are_loaded(kernel, asked.tma, stages, target),
         *_boundary_reasons(kernel, shape),
     )
     each = -(-shape.chunks // (shape.pieces or shape.B or 1))
@@ -258,7 +269,7 @@ def kernel_schedule(
     )
     return KernelSchedule(
         kernel, lanes * blocks, blocks, block, warps, stages, read, whole * (blocks - 1), written, reasons,
-        prediction, "super-chunks" if shape.pieces else "sequences",
+        prediction, "super-chunks" if shape.pieces else "sequences", state,
     )  # fmt: skip
 
 
@@ -284,7 +295,7 @@ def _level_schedules(
     sizes = {"K": shape.K, "V": shape.V, 1: 1}
     for summary in summaries:
         own = replace(shape, K=sizes[summary.rows], V=sizes[summary.columns])
-        asked = sizes_of(launch, stage, summary.kernel.name, "walk")
+        asked = replace(sizes_of(launch, stage, summary.kernel.name, "walk"), tma=None)
         found = kernel_schedule(two.plan, summary.kernel, own, target, asked=asked)
         written = 4 * shape.pieces * shape.H * own.K * own.V
         yield replace(found, written=written, reasons=(summary.purpose, *_asked_reasons(asked)))
@@ -296,7 +307,8 @@ def _level_schedules(
     programs = shape.B * shape.H * -(-(other if matrix else shape.K * shape.V) // block)
     each = shape.pieces // max(1, shape.B)
     time = Prediction(combine_time(each, erased, matrix), 0, 0, "chain")
-    yield ScanSchedule(programs, block, warps, each, time)
+    update = two.reversed_update if two.reverse in summaries else two.update
+    yield ScanSchedule(programs, block, warps, each, update, time)
 
 
 # -- reasons --------------------------------------------------------------------------------------------
@@ -426,7 +438,7 @@ def _scan_lines(found: ScanSchedule) -> list[str]:
     return [
         f"{found.name}: {_plural(found.programs, 'program')} (sequences × heads × blocks of {found.block}), "
         f"{_plural(found.warps, 'warp')}, about {found.prediction.microseconds:.3g} us by the model",
-        f"  the state before each of {_plural(found.each, 'super-chunk')} of a sequence, one after the other",
+        f"  {found.purpose}",
     ]
 
 

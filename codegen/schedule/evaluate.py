@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from linalg_dsl.codegen.schedule.kernel_plan import Boundary, BoundaryProducts, 
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.adjoint import gradient_name
 from linalg_dsl.planner.evaluate_ops import align, expand
+from linalg_dsl.planner.outputs import each, one_or_all
 from linalg_dsl.planner.plan import Node
 
 _STATE_DIM = {"K": -2, "V": -1}
@@ -26,13 +28,13 @@ Values = dict[int, Tensor | tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class KernelResults:
-    """What one call gives: o [B, T, H, V], the states, and gradients by the name of their tensor.
+    """What one call gives: o [B, T, H, V] (of several outputs a tuple), the states, and gradients by name.
 
     ``gradients`` holds the initial state's as ``"initial_state"``, of several ``"initial_state S"``, and is
     empty where the plan has no backward; a tensor that nothing depends on is absent.
     """
 
-    output: Tensor
+    output: Any
     final_states: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
 
@@ -48,7 +50,7 @@ def run_kernels(
     tensors: Mapping[str, Tensor],
     initial_state: Tensor | Mapping[str, Tensor] | None = None,
     chunk_size: int = 64,
-    d_o: Tensor | None = None,
+    d_o: Any = None,
     d_state: Tensor | Mapping[str, Tensor] | None = None,
     consts: Mapping[str, float] | None = None,
     *,
@@ -70,11 +72,10 @@ def run_kernels(
     final = states
     for kernel in plan.forward:
         final = run.kernel(kernel, states) or final
-    output = plan.results[0]
-    o = call.joined(output[1])
+    o = call.outputs()
     if not plan.backward:
         return KernelResults(o, dict(zip(names, final, strict=True)), {})
-    call.cotangent = torch.zeros_like(o) if d_o is None else d_o
+    call.take_cotangents(o, d_o)
     # in the order of the plan's reverse carries
     back = [name for name, direction, _, _ in plan.plan.carries if direction == "reverse"]
     d_last = call.by_name(back, d_state)
@@ -100,7 +101,7 @@ class Call:
     tensors: Mapping[str, Tensor]
     consts: Mapping[str, float]
     chunk_size: int
-    cotangent: Tensor | None = None
+    cotangents: dict[str, Tensor] = field(default_factory=dict)
     stored: dict[tuple[int | str, int], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -146,9 +147,9 @@ class Call:
             case "const":
                 return self.like.new_tensor(self.consts[str(node.attr("name"))])
             case "cotangent":
-                if self.cotangent is None:
+                if not self.cotangents:
                     raise InternalError("a forward kernel reads the gradient of an output")
-                return self._part(self.cotangent, node, chunk)
+                return self._part(self.cotangents[str(node.attr("name"))], node, chunk)
             case _:
                 if (n, chunk) not in self.stored:
                     raise InternalError(f"%{n} ({node.op}) of chunk {chunk} is read before it is written")
@@ -158,6 +159,20 @@ class Call:
         if (key, chunk) in self.stored:
             raise InternalError(f"%{key} of chunk {chunk} is written twice")
         self.stored[key, chunk] = value
+
+    @property
+    def named(self) -> list[tuple[str, int]]:
+        """The outputs and their nodes: what results there are but gradients of leaves."""
+        leaves = {gradient_name(n) for n in self.nodes if n.op in ("input", "param")}
+        return [(name, n) for name, n in self.plan.results if name not in leaves]
+
+    def outputs(self) -> Any:
+        return one_or_all([self.joined(n) for _, n in self.named])
+
+    def take_cotangents(self, o: Any, d_o: Any) -> None:
+        """The gradients of the outputs, zeros where none are given."""
+        given = tuple(map(torch.zeros_like, each(o))) if d_o is None else each(d_o)
+        self.cotangents = {name: d for (name, _), d in zip(self.named, given, strict=True)}
 
     def joined(self, n: int) -> Tensor:
         """[B, T, H, ...] of a token value that is a result; it may be a leaf, which nobody stores."""

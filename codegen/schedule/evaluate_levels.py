@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ def run_two_level(
     initial_state: Tensor | None = None,
     chunk_size: int = 64,
     super_chunk: int = 4,
-    d_o: Tensor | None = None,
+    d_o: Any = None,
     d_state: Tensor | None = None,
     consts: Mapping[str, float] | None = None,
     *,
@@ -45,10 +46,10 @@ def run_two_level(
             levels.summarise()
             starts, final = levels.scan(two.forward, state, "forward")
         levels.kernel(kernel, starts)
-    o = call.joined(plan.results[0][1])
+    o = call.outputs()
     if not plan.backward:
         return KernelResults(o, {state_name: final}, {})
-    call.cotangent = torch.zeros_like(o) if d_o is None else d_o
+    call.take_cotangents(o, d_o)
     d_starts: list[Tensor] = []
     d_first = torch.zeros_like(final) if d_state is None else d_state
     for kernel in plan.backward:

@@ -167,6 +167,17 @@ class KernelPlan:
         return "\n".join(lines)
 
 
+def leaves_last_states(plan: KernelPlan, kernel: Kernel) -> bool:
+    """Whether a walk writes the states that a call gives back: the last ones of the forward, the gradients of
+    the first ones of the backward."""
+    if kernel.family == "prep":
+        return False
+    if kernel in plan.forward:
+        return kernel is [k for k in plan.forward if k.family == "walk"][-1]
+    walks = [k for k in plan.backward if k.direction == "reverse"]
+    return kernel in walks and (kernel.split == "V" or all(k.split != "V" for k in walks))
+
+
 def tile_kinds(nodes: Sequence[Node], kernel: Kernel) -> tuple[str, ...]:
     """The axes of every tile that a walk loads in its loop, "o" for the axis it owns, "b" for its block; in
     capitals those of states that it keeps for another.

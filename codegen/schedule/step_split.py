@@ -14,11 +14,12 @@ that nothing is counted once per program, whole terms of outputs stand in the fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from linalg_dsl.errors import InternalError
+from linalg_dsl.planner.adjoint import gradient_name
 from linalg_dsl.planner.ops import OPS
 from linalg_dsl.planner.plan import ChunkPlan, Node, PlanBuilder
 from linalg_dsl.planner.step_plan import step_backward
@@ -35,6 +36,9 @@ class StepSchedule:
     """The plans of a step as its kernels carry them out; ``split`` is None where one program has all.
 
     ``partial_output``, ``partial_gradients``: those of which every program writes a partial sum.
+    ``products``: gradients of params that are a product of a column and a row at every token, with the nodes
+    of both. Kernels write these, and the sum over the tokens is formed behind them: inside, a matrix would be
+    held beside every param in the registers of one program.
     """
 
     split: str | None
@@ -42,6 +46,7 @@ class StepSchedule:
     backward: ChunkPlan
     partial_output: bool = False
     partial_gradients: frozenset[str] = frozenset()
+    products: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         per = "one program per sequence and head"
@@ -50,7 +55,14 @@ class StepSchedule:
         )
         partial = [name for name, _ in self.forward.outputs if self.partial_output]
         partial += sorted(self.partial_gradients)
-        return f"step: {how}" + (f"; partial sums of {', '.join(partial)}" if partial else "")
+        parts = [f"partial sums of {', '.join(partial)}"] if partial else []
+        parts += [f"{', '.join(self.products)} summed over tokens behind the kernel"] if self.products else []
+        return "; ".join([f"step: {how}", *parts])
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """The columns and rows of the products, each once."""
+        return tuple(dict.fromkeys(n for pair in self.products.values() for n in pair))
 
 
 def schedule(forward: ChunkPlan, backward: ChunkPlan) -> StepSchedule:
@@ -62,7 +74,7 @@ def schedule(forward: ChunkPlan, backward: ChunkPlan) -> StepSchedule:
         if made is not None:
             found.append((_cost(made), rank, made))
     if not found:
-        return StepSchedule(None, forward, backward)
+        return StepSchedule(None, forward, backward, products=_products(backward, None))
     return min(found, key=lambda f: f[:2])[2]
 
 
@@ -81,7 +93,25 @@ def _split(forward: ChunkPlan, axis: str) -> StepSchedule | None:
             raise InternalError(f"the gradient {name} cannot be split over {axis}")
         if shares[node] == "partial":
             partial.add(name)
-    return StepSchedule(axis, prepared, backward, _sums_output(prepared, axis), frozenset(partial))
+    products = _products(backward, axis)
+    partial -= set(products)
+    return StepSchedule(axis, prepared, backward, _sums_output(prepared, axis), frozenset(partial), products)
+
+
+def _products(backward: ChunkPlan, axis: str | None) -> dict[str, tuple[int, int]]:
+    """The gradients of params that are products of two vectors of which no program has a part of a sum."""
+    nodes = backward.nodes
+    shares: Sequence[Share | None] = [None] * len(nodes) if axis is None else node_shares(nodes, axis)
+    params = {gradient_name(n) for n in nodes if n.op == "param" and n.attr("row") is None}
+    found = {}
+    for name, i in backward.outputs:
+        if name not in params or nodes[i].op != "mul" or len(nodes[i].axes) != 2:
+            continue
+        by_axes = {nodes[a].axes: a for a in nodes[i].args if shares[a] != "partial"}
+        x, y = (by_axes.get((a,)) for a in nodes[i].axes)
+        if x is not None and y is not None:
+            found[name] = (x, y)
+    return found
 
 
 def decode_schedule(forward: ChunkPlan) -> StepSchedule:
@@ -103,9 +133,9 @@ def decode_schedule(forward: ChunkPlan) -> StepSchedule:
 
 
 def _sums_output(prepared: ChunkPlan, axis: str) -> bool:
-    """Whether every program has a partial sum of the output."""
-    ((_, output),) = prepared.outputs
-    return node_shares(prepared.nodes, axis)[output] == "partial" and prepared.nodes[output].op != "first"
+    """Whether every program has a partial sum of an output; of one that is whole the others then have 0."""
+    shares, nodes = node_shares(prepared.nodes, axis), prepared.nodes
+    return any(shares[i] == "partial" and nodes[i].op != "first" for _, i in prepared.outputs)
 
 
 def _cost(made: StepSchedule) -> float:

@@ -72,12 +72,14 @@ def choose_walk(
     # below sm_90 results of products go through shared memory to be operands: two tiles of them in float32
     turned = 8 * chunk if shared < 200_000 else 0
     while True:
+        # there with one stage all tiles that a chunk loads go through registers: wide blocks spill
+        least = 2 if turned and block > 32 and operand_bytes == 2 else 1
         whole = shared - turned * block
         room = min(shared // 2, whole) if lanes * (split // block) > units else whole
         stages = walk_stages(loads, own, block, chunk, room // operand_bytes)
-        if stages or block == 16:
+        if stages >= least or block == 16:
             break
-        if walk_stages(loads, own, block, chunk, whole // operand_bytes):
+        if least == 1 and walk_stages(loads, own, block, chunk, whole // operand_bytes):
             stages = 1
             break
         block //= 2
@@ -90,7 +92,8 @@ def choose_walk(
             block, stages = twice, 3
     # of one state 128 x 64 fit four warps; of two there are twice as many operands beside them
     most = 128 * 64 if states == 1 else 128 * 48
-    return block, 8 if states * own * block > most else 4, max(1, stages)
+    eight = states * own * block > most or (turned > 0 and block > 16 and own > 64 and chunk >= 64)
+    return block, 8 if eight else 4, max(1, stages)
 
 
 def walk_stages(loads: tuple[str, ...], own: int, block: int, chunk: int, room: int) -> int:

@@ -71,6 +71,17 @@ class TwoLevel:
         found = (self.forward, self.matrix, self.factors, self.reverse)
         return tuple(s for s in found if s is not None)
 
+    @property
+    def update(self) -> str:
+        """What the scan does at a super-chunk, in ASCII."""
+        linear = "F S" if self.matrix else "D S" if self.factors else "S"
+        return f"S <- {linear}{' R' if self.matrix and self.factors else ''} + H"
+
+    @property
+    def reversed_update(self) -> str:
+        """What it does in the backward, where it goes from the last super-chunk to the first."""
+        return self.update.replace("F", "F^T").replace("S", "dS").replace("H", "H'")
+
     def before(self, phase: str) -> tuple[Summary, ...]:
         """What runs before the first walk of the forward, or before the first reverse one of the backward."""
         return tuple(s for s in self.summaries if (s is self.reverse) == (phase == "backward"))

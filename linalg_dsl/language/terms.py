@@ -265,7 +265,7 @@ def fold(signs: Sequence[syn.ProductSign], values: Sequence[Value]) -> Value:
             raise _Clash(
                 "E303",
                 f"`*` between {show_shape(shape)} and {show_shape(right.shape)} can mean two things",
-                "write `@` for the matrix product, `⊙` for the elementwise one",
+                _instead_of_star(shape, right.shape),
                 (i - 1, i),
             )
         left = _matrix_product(run)
@@ -328,6 +328,13 @@ def _divide(left: Value, right: Value, at: int) -> Value:
         raise _Clash("E306", "cannot divide by a square matrix", None, (at - 1, at))
     value = join(out, (left, right), unit=left.unit and right.expr.is_scalar)
     return meet(value, value.states, right.states, span_of((left, right)), "/")
+
+
+def _instead_of_star(left: Shape, right: Shape) -> str:
+    """What may be meant by `*`: between two vectors of one shape the matrix product is not."""
+    if left == right and 1 in left:
+        return "write `⊙` (or `.*`) for the elementwise product, `dot(x, y)` or `outer(x, y)` for the others"
+    return "write `@` for the matrix product, `⊙` for the elementwise one"
 
 
 def _elementwise(left: Value, right: Value, at: int) -> Value:

@@ -56,6 +56,11 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(size, eps, **made) if inner else None
         self.mlp = SwiGLU(size, inner, **made) if inner else None
 
+    def residual_weights(self) -> list[Tensor]:
+        """Those of the projections whose results are added to x."""
+        found = [cast(nn.Linear, self.mixer.out).weight]
+        return found if self.mlp is None else [*found, self.mlp.down.weight]
+
     def forward(
         self,
         x: Tensor,
@@ -82,8 +87,10 @@ class LM(nn.Module):
     every layer whose item in the pattern does not say otherwise; attention layers have
     ``attention_conv_size``. ``mixers`` are further arguments of ``Mixer`` by layer name, such as
     ``{"gdn": {"output_gate": False}}``. ``mlp_ratio`` times hidden_size is the inner size of the SwiGLU
-    blocks, 0 leaves them out. Linear and embedding weights are
-    normal with ``init_std``. Raises ``ArgumentError`` for a wrong pattern or sizes that do not fit.
+    blocks, 0 leaves them out. Linear and embedding weights are normal with ``init_std``, those of projections
+    into the residual stream with ``residual_std``: None is ``init_std``, at 0 every block begins as the
+    identity (Zhang et al. 2019, arXiv 1901.09321). Raises ``ArgumentError`` for a wrong pattern or sizes that
+    do not fit.
     """
 
     def __init__(
@@ -105,6 +112,7 @@ class LM(nn.Module):
         tie_embeddings: bool = True,
         norm_eps: float = 1e-5,
         init_std: float = 0.02,
+        residual_std: float | None = None,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -129,7 +137,7 @@ class LM(nn.Module):
             "vocab_size": vocab_size, "hidden_size": hidden_size, "num_heads": num_heads,
             "head_dim": head_dim, "value_dim": value_dim, "mlp_ratio": mlp_ratio, "conv_size": conv_size,
             "rotary": rotary, "attention_conv_size": attention_conv_size, "tie_embeddings": tie_embeddings,
-            "norm_eps": norm_eps, "init_std": init_std,
+            "norm_eps": norm_eps, "init_std": init_std, "residual_std": residual_std,
         }  # fmt: skip
         self._mixers = {n: dict(x) for n, x in (mixers or {}).items()}
         inner = round(mlp_ratio * hidden_size)
@@ -143,6 +151,10 @@ class LM(nn.Module):
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, 0, init_std)
+        if residual_std is not None:
+            for block in self.layers:
+                for weight in cast(Block, block).residual_weights():
+                    nn.init.normal_(weight, 0, residual_std)
         if tie_embeddings:
             self.head.weight = self.embed.weight
 

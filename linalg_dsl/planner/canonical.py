@@ -61,8 +61,10 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
         found = _read_updates(spec, constants)
     except DslError as err:
         raise DslError([*err.mistakes, *reader.mistakes()]) from None
-    output, kept = reader.read(found.by_axis)
-    found.record.reads(spec.outputs[0], output)
+    outputs, kept = reader.read(found.by_axis)
+    _check_outputs(spec, outputs)
+    for equation, output in zip(spec.outputs, outputs, strict=True):
+        found.record.reads(equation, output)
     used = _used_consts(spec, constants) - kept
     places = {name: i for i, name in enumerate(found.states)}
     made = Recurrence(
@@ -75,9 +77,13 @@ def canonicalise(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None
         axis=found.axis,
         value_decay=found.decay.value_decay,
         sigma=found.columns.sigma,
-        reads=tuple(replace(r, state=places[spec.states[r.state].name]) for r in output.reads),
-        token_terms=output.token_terms,
-        output=_plan_name(spec.outputs[0].target),
+        reads=tuple(
+            replace(r, state=places[spec.states[r.state].name], to=i)
+            for i, output in enumerate(outputs)
+            for r in output.reads
+        ),
+        token_terms=tuple(x for output in outputs for x in output.token_terms),
+        outputs=tuple(_plan_name(e.target) for e in spec.outputs),
         stack=found.stack,
         span=spec.updates[0].span,
     )
@@ -199,6 +205,8 @@ def verify_canonical(canonical: CanonicalRecurrence) -> None:
             _need(x, own, where + "left or erase")
         for read in rec.reads:
             _need(read.query, (OTHER[rec.output_axis], 1), where + "query")
+        if {r.to for r in rec.reads} != set(range(len(rec.outputs))) or (rec.outputs[1:] and rec.token_terms):
+            raise InternalError(f"{where}every output is read, and each of several is reads alone")
         for x in rec.written:
             if x != ZERO:
                 _need(x, other, where + "written")
@@ -301,8 +309,6 @@ def _check_states(spec: RecurrenceSpec) -> None:
             spec.updates[0].span,
             f"pass the shifted tensor as an input of its own, such as `{spec.shifted[0].name}_before`",
         )
-    if len(spec.outputs) != 1:
-        raise DslError.single("E958", f"{spec.name} has several outputs; a chunk form has one")
     for axis in state.dims:
         if not any(axis in i.dims for i in spec.inputs):
             raise DslError.single(
@@ -322,25 +328,27 @@ class _OutputReader:
         self.normaliser = Normaliser(constants.sizes)
         self.fixed = {c.name for c in spec.consts} | {"K", "V"}
 
-    def read(self, decay: Mapping[str, Factors]) -> tuple[Output, set[str]]:
-        """The output, and which consts were kept; ``decay`` as ``read_output`` takes it."""
-        (equation,) = self.spec.outputs
+    def read(self, decay: Mapping[str, Factors]) -> tuple[tuple[Output, ...], set[str]]:
+        """The outputs, and which consts were kept; ``decay`` as ``read_output`` takes it."""
         in_update = {s.name for e in self.spec.updates for s in symbols(e.value)} | set(self.constants.sizes)
         keep = {name for name in self.constants.values if name not in in_update}
+        while True:
+            outputs = tuple(self._output(e, keep, decay) for e in self.spec.outputs)
+            inside = {s.name for o in outputs for e in o.inner for s in symbols(e)} & keep
+            if not inside:
+                return outputs, keep
+            keep -= inside
+
+    def _output(self, equation: Equation, keep: set[str], decay: Mapping[str, Factors]) -> Output:
         with placed(equation.value.span or equation.span):
-            while True:
-                value = self.constants.substitute(equation.value, keep)
-                output = read_output(
-                    Equation(equation.target, value, equation.span),
-                    self.spec.states,
-                    decay,
-                    self.normaliser,
-                    self._is_fixed,
-                )
-                inside = {s.name for e in output.inner for s in symbols(e)} & keep
-                if not inside:
-                    return output, keep
-                keep -= inside
+            value = self.constants.substitute(equation.value, keep)
+            return read_output(
+                Equation(equation.target, value, equation.span),
+                self.spec.states,
+                decay,
+                self.normaliser,
+                self._is_fixed,
+            )
 
     def mistakes(self) -> tuple[Mistake, ...]:
         """What is wrong with the output, whatever the update is."""
@@ -352,6 +360,19 @@ class _OutputReader:
 
     def _is_fixed(self, symbol: Symbol) -> bool:
         return symbol.time is None and symbol.name in self.fixed
+
+
+def _check_outputs(spec: RecurrenceSpec, outputs: Sequence[Output]) -> None:
+    """Several outputs of one walk have one axis, and none has what is not read."""
+    if len(outputs) == 1:
+        return
+    names = ", ".join(e.target for e in spec.outputs)
+    if len({r.axis for o in outputs for r in o.reads}) > 1 or any(o.token_terms for o in outputs):
+        raise DslError.single(
+            "E957",
+            f"the outputs {names} of {spec.name} are not all reads along one axis",
+            spec.outputs[0].span,
+        )
 
 
 def _used_consts(spec: RecurrenceSpec, constants: Constants) -> set[str]:

@@ -78,7 +78,7 @@ class _Derivation:
         ]
         left = [self._signed(self._rows(x, f"l_{j}"), own) for j, x in enumerate(rec.left, 1)]
         written = self._written(left, states)
-        output = self._read_out(left, written, states)
+        outputs = self._read_out(left, written, states)
         ends = [
             ([self._weighed(self._state_to_end(x, i), w)
               for x in (self._to_end(x, own),) for i, w in enumerate(self.gate.to_end(c, f"l_{j}"))],
@@ -101,7 +101,7 @@ class _Derivation:
                 result = result if sign is None else b.mul(b.sign_total(sign), result)
             after[rec.states[i]] = states[i], b.label(result, f"{labels[i]}_next")
         carries = [(name, "forward", *after[name]) for name in self.carried if name in after]
-        return b.finish(self.name, carries, [(rec.output, output)])
+        return b.finish(self.name, carries, list(zip(rec.outputs, outputs, strict=True)))
 
     def _stacked(self, stack: Stack) -> StateGate:
         """The gate of coupled states; what any of them is weighed by has the signs of the gates in it."""
@@ -195,11 +195,14 @@ class _Derivation:
         z, _ = b.solve(scores, sigma, fixed, right, self.wide.get(other))
         return [b.label(x, f"z_{j}") for j, x in enumerate(z, 1)]
 
-    def _read_out(self, left: Sequence[int], written: Sequence[int], states: Sequence[int]) -> int:
-        b = self.b
-        terms = [self._read(read, i, left, written, states) for i, read in enumerate(self.rec.reads, 1)]
-        terms += [b.tokens(self.token(x)) for x in self.rec.token_terms]
-        return b.label(reduce(b.add, terms), self.rec.output)
+    def _read_out(self, left: Sequence[int], written: Sequence[int], states: Sequence[int]) -> list[int]:
+        """The outputs: what is read for each, and what the token adds to the only one."""
+        b, rec = self.b, self.rec
+        terms: list[list[int]] = [[] for _ in rec.outputs]
+        for i, read in enumerate(rec.reads, 1):
+            terms[read.to].append(self._read(read, i, left, written, states))
+        terms[0] += [b.tokens(self.token(x)) for x in rec.token_terms]
+        return [b.label(reduce(b.add, t), name) for t, name in zip(terms, rec.outputs, strict=True)]
 
     def _read(
         self, read: Read, i: int, left: Sequence[int], written: Sequence[int], states: Sequence[int]

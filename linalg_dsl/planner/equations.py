@@ -25,7 +25,7 @@ LEGEND: tuple[tuple[str, str], ...] = (
     ("Λ[", "Λ[t←s] = exp({w}_{{s+1}} + … + {w}_t), the decay from s to t; C: the chunk's end, 0: its start"),
     ("∘", "∘ multiplies elementwise; a value without an axis is the same along it"),
     ("tril", "tril keeps s ≤ t, tril₋ keeps s < t"),
-    ("⟩[", "⟨X, Y⟩[t←s] is the score Σ_i X[t,i] Y[s,i] Λ[t←s]_i, 0 outside the pairs named"),
+    ("⟩[", "⟨X, Y⟩[t←s] is the score Σ_i X[t,i] Y[s,i] Λ[t←s, i], 0 outside the pairs named"),
     ("R[", "R[t←s] = exp({rho}_{{s+1}} + … + {rho}_t), the decay along the other axis"),
     ("⟩ᴿ", "⟨…⟩ᴿ has R for Λ"),
     ("σ[", "σ[t←0](x) is the product of the signs of x_1 to x_t, 0 counting as +"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.adjoint import gradient_name
 from linalg_dsl.planner.evaluate_ops import apply_op, apply_solve, expand
+from linalg_dsl.planner.outputs import each, one_or_all
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
 LeafKey = tuple[str, str, str | int | None]
@@ -81,8 +82,8 @@ def run_plan(
     tensors: Mapping[str, Tensor | float],
     initial_state: Tensor | Mapping[str, Tensor] | None = None,
     chunk_size: int = 64,
-) -> tuple[Tensor, Any]:
-    """(o [B, T, H, V], final state [B, H, K, V]) of a forward plan with one output.
+) -> tuple[Any, Any]:
+    """(o [B, T, H, V], final state [B, H, K, V]) of a forward plan; of several outputs a tuple.
 
     Of several states there are as many final ones, by name. ``tensors`` by name: inputs [B, T, H, ...],
     params [H, ...], consts numbers. Everything is computed in the tensors' dtype. The last
@@ -91,7 +92,8 @@ def run_plan(
     sequence = ChunkSequence(forward, tensors, chunk_size)
     outputs, states = sequence.forward(sequence.initial(initial_state))
     last = states[-1]
-    return sequence.join(outputs, forward.outputs[0][0]), last if len(last) > 1 else next(iter(last.values()))
+    o = one_or_all([sequence.join(outputs, name) for name, _ in forward.outputs])
+    return o, last if len(last) > 1 else next(iter(last.values()))
 
 
 def run_backward(
@@ -100,14 +102,14 @@ def run_backward(
     tensors: Mapping[str, Tensor | float],
     initial_state: Tensor | Mapping[str, Tensor] | None = None,
     chunk_size: int = 64,
-    d_o: Tensor | None = None,
+    d_o: Any = None,
     d_state: Tensor | Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """The gradients by name, and the initial state's as ``"initial_state"``, of several each as
     ``"initial_state S"``.
 
-    ``d_o`` and ``d_state``: gradients of output and final state, None for zero. A gradient has the shape
-    of its tensor; a tensor that nothing depends on is absent.
+    ``d_o`` and ``d_state``: gradients of output (of several a tuple) and final state, None for zero. A
+    gradient has the shape of its tensor; a tensor that nothing depends on is absent.
     """
     sequence = ChunkSequence(forward, tensors, chunk_size)
     names = [name for name, _, _, _ in forward.carries]
@@ -115,14 +117,15 @@ def run_backward(
     given = {names[0]: d_state} if isinstance(d_state, Tensor) else dict(d_state or {})
     d_states = {name: given.get(name, torch.zeros_like(states[-1][name])) for name in names}
     if d_o is None:
-        d_o = sequence.zeros(forward.nodes[forward.outputs[0][1]])
+        d_o = tuple(sequence.zeros(forward.nodes[i]) for _, i in forward.outputs)
     grads = _Gradients(sequence)
     for index in reversed(range(len(sequence.bounds))):
         values = sequence.leaves(backward, index)
         for name in names:
             values[("carry", name, "forward")] = states[index][name]
             values[("carry", name, "reverse")] = d_states[name]
-        values[("cotangent", forward.outputs[0][0], None)] = sequence.cut(d_o, index)
+        for (output, _), d in zip(forward.outputs, each(d_o), strict=True):
+            values[("cotangent", output, None)] = sequence.cut(d, index)
         chunk = run_chunk(backward, values, sequence.sizes(index))
         d_states = {name: chunk.carries[(name, "reverse")] for name in names}
         grads.add(index, chunk.outputs)

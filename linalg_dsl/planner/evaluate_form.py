@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from linalg_dsl.algebra.expr import ONE, RESET, ZERO, Expr, Symbol
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.form import CanonicalRecurrence, Decay, Read, Recurrence
+from linalg_dsl.planner.outputs import one_or_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,23 +64,22 @@ def run_states(
     }
     turned = spec.states[0].dims[0] != rec.axis
     states = [by_name[name].mT if turned else by_name[name] for name in rec.states]
-    outputs = []
+    outputs: list[list[Tensor]] = [[] for _ in rec.outputs]
     for t in range(length):
         now = {**numbers, **params, **{n: x[:, t] for n, x in timed.items()}}
-        states, output = _step(rec, states, now, operand)
-        outputs.append(output.expand(batch, heads, sizes[rec.output_axis]))
+        states, made = _step(rec, states, now, operand)
+        for tokens, output in zip(outputs, made, strict=True):
+            tokens.append(output.expand(batch, heads, sizes[rec.output_axis]))
     by_name = {n: x.mT if turned else x for n, x in zip(rec.states, states, strict=True)}
     last = tuple(by_name[s.name] for s in spec.states)
-    whole = (
-        torch.stack(outputs, dim=1) if outputs else first.new_zeros(batch, 0, heads, sizes[rec.output_axis])
-    )
-    return whole, last
+    empty = first.new_zeros(batch, 0, heads, sizes[rec.output_axis])
+    return one_or_all([torch.stack(tokens, dim=1) if tokens else empty for tokens in outputs]), last
 
 
 def _step(
     rec: Recurrence, states: Sequence[Tensor], now: Mapping[str, Tensor], operand: Callable[[Tensor], Tensor]
-) -> tuple[list[Tensor], Tensor]:
-    """The next states and the output, of states with the axis of the recurrence first."""
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The next states and the outputs, of states with the axis of the recurrence first."""
     from linalg_dsl.planner.evaluate_ops import side
     from linalg_dsl.planner.evaluate_tokens import evaluate
 
@@ -131,9 +131,11 @@ def _step(
                 if c != ZERO:
                     after[i] = after[i] + weighed((c,), (product,))
     read = {"inclusive": after, "exclusive": states, "decayed": decayed}
-    terms = [_read(r, read[r.kind][r.state], r.axis == rec.axis, value, operand) for r in rec.reads]
-    terms += [value(x) for x in rec.token_terms]
-    return after, sum(terms[1:], terms[0])
+    terms: list[list[Tensor]] = [[] for _ in rec.outputs]
+    for r in rec.reads:
+        terms[r.to].append(_read(r, read[r.kind][r.state], r.axis == rec.axis, value, operand))
+    terms[0] += [value(x) for x in rec.token_terms]
+    return after, [sum(t[1:], t[0]) for t in terms]
 
 
 def _read(

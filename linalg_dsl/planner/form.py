@@ -16,7 +16,7 @@ vectors are columns. Invariants, checked by ``verify``:
    the product of;
 3. with ``erase_read == "decayed"`` U_i reads the state after the decay of the axis, else ("exclusive")
    S_{t-1}; after ``value_decay`` it reads it in any case;
-4. all queries have one axis;
+4. all queries have one axis, and so have all outputs; of several outputs each is reads alone;
 5. nothing here mentions a state.
 
 Several coupled states are one recurrence: what they share is above, how they differ is its ``Stack``.
@@ -69,7 +69,8 @@ class Read:
 
     inclusive reads S_t, exclusive S_{t-1}, decayed D_t o S_{t-1}. ``scale`` is made of consts, the
     sizes K and V, and numbers (a run-time float of the kernels); ``gate`` is a column of the axis that the
-    query does not have, or None. ``state`` says which of several states is read.
+    query does not have, or None. ``state`` says which of several states is read, ``to`` which output
+    it is a term of.
     """
 
     kind: ReadKind
@@ -77,6 +78,7 @@ class Read:
     scale: Expr
     gate: Expr | None = None
     state: int = 0
+    to: int = 0
 
     @property
     def axis(self) -> Axis:
@@ -120,8 +122,8 @@ class Recurrence:
     sigma: tuple[tuple[Expr, ...], ...]
     reads: tuple[Read, ...]
     token_terms: tuple[Expr, ...] = ()
-    """Columns added to the output that read no state: bonus, skip."""
-    output: str = "o"
+    """Columns added to the only output that read no state: bonus, skip."""
+    outputs: tuple[str, ...] = ("o",)
     axis: Axis = "K"
     value_decay: Decay = Decay()
     stack: Stack | None = None
@@ -200,8 +202,9 @@ class Recurrence:
             gate = "" if read.gate is None else f", gate {show_expr(read.gate)}"
             query, scale = show_expr(read.query), show_expr(read.scale)
             of = "" if self.stack is None else f" of {self.states[read.state]}"
-            lines.append(f"  {self.output} reads ({read.kind}{of}) {query}, scaled by {scale}{gate}")
-        lines += [f"  {self.output} adds {show_expr(x)}" for x in self.token_terms]
+            name = self.outputs[read.to]
+            lines.append(f"  {name} reads ({read.kind}{of}) {query}, scaled by {scale}{gate}")
+        lines += [f"  {self.outputs[0]} adds {show_expr(x)}" for x in self.token_terms]
         return lines
 
 

@@ -62,12 +62,12 @@ def micro_tokens(stage: Stage) -> Stage | None:
     spec = stage.spec
     if len(spec.states) != 1 or not isinstance(spec.updates[0].value, Iterate):
         return None
-    loop, (output,) = spec.updates[0].value, spec.outputs
+    loop, reads = spec.updates[0].value, [e.value for e in spec.outputs]
     state = spec.states[0].name
-    if loop.name != state or mentions(loop.body, _past(state)) or mentions(output.value, _past(state)):
+    if loop.name != state or any(mentions(e, _past(state)) for e in (loop.body, *reads)):
         return None
     rowed = {s.name for s in symbols(loop.body) if s.row == loop.index}
-    everywhere = [s for e in (loop.start, loop.body, output.value) for s in symbols(e)]
+    everywhere = [s for e in (loop.start, loop.body, *reads) for s in symbols(e)]
     if any(s.name in rowed and s.row != loop.index for s in everywhere) or not rowed:
         return None
     if any(i.name in rowed and not i.timed for i in spec.inputs):
@@ -87,8 +87,7 @@ class _Rewrite:
 
     def run(self) -> Stage:
         spec, loop = self.stage.spec, self.loop
-        (output,) = spec.outputs
-        elsewhere = {s.name for e in (loop.body, output.value) for s in symbols(e)}
+        elsewhere = {s.name for e in (loop.body, *(o.value for o in spec.outputs)) for s in symbols(e)}
         taken = {i.name for i in spec.inputs} | {c.name for c in spec.consts} | {s.name for s in spec.states}
         inputs: list[Input] = []
         arguments: list[str] = []
@@ -128,7 +127,7 @@ class _Rewrite:
             return replace(node, row=None) if node.row == loop.index else node
 
         update = Equation(loop.name, transform(loop.body, in_body), spec.updates[0].span)
-        used = {s.name for e in (update, output) for s in symbols(e.value)}
+        used = {s.name for e in (update, *spec.outputs) for s in symbols(e.value)}
         used |= {d for i in inputs for d in i.dims if isinstance(d, str)}
         used |= {s.name for c in spec.consts if c.name in used for s in symbols(c.value)}
         if not timed:

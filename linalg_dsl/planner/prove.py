@@ -69,8 +69,9 @@ def prove(
     leaves = Leaves(canonical, {"K": K, "V": V})
     sizes = {"K": K, "V": V, "t": chunk, "s": chunk}
     stepped = step_through(canonical.spec, leaves, chunk)
-    for rec, output in zip(canonical.recurrences, canonical.spec.outputs, strict=True):
-        stepped[rec.output] = stepped.pop(output.target)
+    (rec,) = canonical.recurrences
+    for name, output in zip(rec.outputs, canonical.spec.outputs, strict=True):
+        stepped[name] = stepped.pop(output.target)
     made = PlanEntries(plan, leaves, sizes)
     differing: list[str] = []
     entries = 0

@@ -15,7 +15,9 @@ from linalg_dsl.language.names import LONGEST, RESERVED, ascii_name
 from linalg_dsl.language.spec import Equation, RecurrenceSpec
 from linalg_dsl.planner.canonical import canonicalise
 from linalg_dsl.planner.constants import find_constants
+from linalg_dsl.planner.joined_runs import join_runs
 from linalg_dsl.planner.micro_tokens import choose_substeps
+from linalg_dsl.planner.shared_params import meeting_at_tokens
 from linalg_dsl.planner.stage_spec import StageMaker
 from linalg_dsl.planner.stages import Shift, Stages, Step, single, verify
 from linalg_dsl.planner.state_reads import ReadFinder, WholeRead, is_linear
@@ -62,9 +64,22 @@ def _in_chunks(stages: Stages) -> bool:
 
 def _staged(spec: RecurrenceSpec, groups: list[Component]) -> Stages:
     flat, fixed = _without_loops_that_read(spec, groups)
-    stages = replace(_Splitter(flat, groups).run(), spec=spec, fixed=fixed)
+    stages = _joined(_Splitter(flat, groups))
+    runs = [s.states for s in stages.stages]
+    if len(set(runs)) < len(runs):  # what the output adds to a read may be what keeps two runs apart
+        try:
+            apart = _joined(_Splitter(flat, groups, reads_only=True))
+        except (DslError, WholeRead):
+            apart = stages
+        stages = min(stages, apart, key=lambda s: len(s.stages))
+    stages = meeting_at_tokens(replace(stages, spec=spec, fixed=fixed))
     verify(stages)
     return stages
+
+
+def _joined(splitter: _Splitter) -> Stages:
+    stages = splitter.run()
+    return replace(stages, steps=join_runs(splitter.spec, stages.steps))
 
 
 def _without_loops_that_read(
@@ -144,10 +159,14 @@ def _collect(
 
 @dataclass
 class _Splitter:
-    """Makes the stages on demand, from the output backwards; ``steps`` comes out in feeding order."""
+    """Makes the stages on demand, from the output backwards; ``steps`` comes out in feeding order.
+
+    ``reads_only``: the output is a step on tokens, of what stages read.
+    """
 
     spec: RecurrenceSpec
     groups: list[Component]
+    reads_only: bool = False
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -158,7 +177,7 @@ class _Splitter:
         self.made: dict[tuple[Component, Expr], Symbol] = {}
         self.shifts: dict[str, str] = {}
         self.kept: set[Component] = set()
-        self.last = self._last()
+        self.last = frozenset() if self.reads_only else self._last()
         self.bare = self._read_bare()
 
     def run(self) -> Stages:

@@ -73,7 +73,7 @@ class StageMaker:
         )
         back = tuple((axes[d], d) for d in dict.fromkeys(shown) if d in axes)
         self.values[result] = Input(result, tuple(d for d in output.value.shape if d != 1))
-        return Stage(spec, tuple(v.name for v in inputs), result, tuple(sorted(back)), keeps)
+        return Stage(spec, tuple(v.name for v in inputs), (result,), tuple(sorted(back)), keeps)
 
     def _stage_name(self, states: Sequence[State]) -> str:
         base = "_".join([self.spec.name, *(s.name for s in states)])[: LONGEST - 4]

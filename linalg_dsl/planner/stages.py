@@ -3,10 +3,10 @@
 The states that need each other's past are one component, and each component is a stage: an ordinary
 ``RecurrenceSpec`` whose inputs are inputs of the whole, values of the token before (shifts) or what
 earlier stages hand over. What a later stage or the output reads of an earlier state is the output of
-that state's stage (``planner/state_reads.py`` says what a read is). A stage has one output: a state that is
-read in several ways is run several times. Elementwise work stands in the equations of the stage that uses
-it; what no stage can do, since its axes are not the stage's or nothing linear is left to do, is a step on
-tokens alone.
+that state's stage (``planner/state_reads.py`` says what a read is). A stage has as many outputs as there are
+reads that need not wait for each other (``planner/joined_runs.py``). Elementwise work stands in the equations
+of the stage that uses it; what no stage can do, since its axes are not the stage's or nothing linear is left
+to do, is a step on tokens alone.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ class Shift:
     carries: bool = False
 
     @property
+    def made(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
     def headline(self) -> tuple[str, ...]:
         return (str(self),)
 
@@ -56,11 +60,35 @@ class TokenStep:
     timed: bool = True
 
     @property
+    def made(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
     def headline(self) -> tuple[str, ...]:
         return (str(self),)
 
     def __str__(self) -> str:
         return f"{self.name}{'_t' if self.timed else ''} = {show_expr(self.value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PerToken:
+    """``name``: the param ``of`` at every token, in float32, so that its gradients from several stages are
+    added token by token (``planner/shared_params.py``)."""
+
+    name: str
+    of: str
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        return (str(self),)
+
+    def __str__(self) -> str:
+        return f"{self.name}_t = {self.of}, whose gradients from the stages are added token by token"
 
 
 Layout = Literal["rows", "repeat", "param"] | float
@@ -72,22 +100,26 @@ ONES = "1"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One recurrence: ``arguments`` are the values of its inputs, in order, ``result`` that of its output.
+    """One recurrence: ``arguments`` are the values of its inputs, in order, ``results`` those of its outputs.
 
     ``axes``: the axis of the whole recurrence that each axis of the stage is; 1 for an axis that only the
     stage has, on which its state is the column that the whole recurrence has as a vector. ``keeps``: its
-    final states are those of the call (of the runs that share an update, the first). With ``layouts``, one
+    final states are those of the call (of runs that share an update, the first). With ``layouts``, one
     for each argument, every token is n tokens of the stage, n the rows of those laid out by rows, and the
     output is that of the last of n. ``note`` says what was chosen, and why.
     """
 
     spec: RecurrenceSpec
     arguments: tuple[str, ...]
-    result: str
+    results: tuple[str, ...]
     axes: tuple[tuple[str, Dim], ...] = ()
     keeps: bool = True
     layouts: tuple[Layout, ...] = ()
     note: str = field(default="", compare=False)
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        return self.results
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -103,7 +135,7 @@ class Stage:
         """What it computes of what, then its equations."""
         axes = "".join(f", {a} is {b}" for a, b in self.axes if a != b)
         given = ", ".join(map(_laid_out, self.arguments, self.layouts) if self.layouts else self.arguments)
-        lines = [f"{self.result}_t = {self.spec.name}({given}){axes}:"]
+        lines = [f"{', '.join(f'{r}_t' for r in self.results)} = {self.spec.name}({given}){axes}:"]
         lines += [f"    ({self.note})"] if self.note else []
         equations = (*self.spec.updates, *self.spec.outputs)
         return (*lines, *(f"    {e.target}_t = {show_expr(e.value)}" for e in equations))
@@ -113,7 +145,7 @@ class Stage:
         return f"{self.headline[0]}\n{text}"
 
 
-Step = Shift | TokenStep | Stage
+Step = Shift | TokenStep | PerToken | Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +198,7 @@ def single(spec: RecurrenceSpec) -> Stages:
     """The recurrence as one stage."""
     names = tuple(i.name for i in spec.inputs)
     output = spec.outputs[0].target
-    return Stages(spec, (Stage(spec, names, output),), output)
+    return Stages(spec, (Stage(spec, names, (output,)),), output)
 
 
 def verify(stages: Stages) -> None:
@@ -176,23 +208,23 @@ def verify(stages: Stages) -> None:
     kept: list[str] = []
     for step in stages.steps:
         match step:
-            case Shift(of=of):
+            case Shift(of=of) | PerToken(of=of):
                 _need(known, (of,), step.name)
-                made = step.name
             case TokenStep(value=value):
                 _need(known, _value_names(value), step.name)
-                made = step.name
             case Stage():
                 _need(known | {ONES}, step.arguments, step.spec.name)
                 if len(step.arguments) != len(step.spec.inputs):
                     raise InternalError(f"stage {step.spec.name} has {len(step.spec.inputs)} inputs")
+                if len(step.results) != len(step.spec.outputs):
+                    raise InternalError(f"stage {step.spec.name} has {len(step.spec.outputs)} outputs")
                 if not set(step.states) <= carried:
                     raise InternalError(f"stage {step.spec.name} has a state of its own")
                 kept += step.states if step.keeps else ()
-                made = step.result
-        if made in known:
-            raise InternalError(f"{made} is made twice")
-        known.add(made)
+        for made in step.made:
+            if made in known:
+                raise InternalError(f"{made} is made twice")
+            known.add(made)
     if sorted(kept) != sorted(carried):
         raise InternalError(f"final states of {sorted(kept)}, expected {sorted(carried)}")
     if stages.output not in known:

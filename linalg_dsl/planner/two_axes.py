@@ -237,14 +237,14 @@ def _square(stage: Stage) -> Stage:
     state = spec.states[0]
     own = str(state.dims[0])
     axes = _Axes(state.name, own)
-    update, output = axes.tag(spec.updates[0].value), axes.tag(spec.outputs[0].value)
+    update, *outputs = (axes.tag(e.value) for e in (*spec.updates, *spec.outputs))
     axes.join(update.rows, OWN)
     axes.join(update.cols, ACROSS)
     renamed = _Renamed(spec, axes)
     made = replace(
         spec,
         updates=(replace(spec.updates[0], value=renamed(update)),),
-        outputs=(replace(spec.outputs[0], value=renamed(output)),),
+        outputs=tuple(replace(e, value=renamed(x)) for e, x in zip(spec.outputs, outputs, strict=True)),
         states=(replace(state, dims=(own, OTHER[own])),),
         written=(),
     )
@@ -364,20 +364,20 @@ def _column(stage: Stage) -> Stage:
     own = str(state.dims[0])
     across = OTHER[own]
     taken = {i.name for i in spec.inputs} | {c.name for c in spec.consts} | {s.name for s in spec.states}
-    taken.add(spec.outputs[0].target)
+    taken |= {e.target for e in spec.outputs}
     name = "one"
     while name in taken:
         name += "s"
     lifted = _Column(state.name, (own, across), name)
-    update, output = spec.updates[0], spec.outputs[0]
+    update = spec.updates[0]
     updates = (Equation(update.target, lifted.column(update.value), update.span),)
-    outputs = (Equation(output.target, lifted.read(output.value), output.span),)
+    outputs = tuple(Equation(e.target, lifted.read(e.value), e.span) for e in spec.outputs)
     if not lifted.contracts:
         raise _NoSuchForm(
             f"the elements of {state.name} never meet: there is no product to make of chunks, and token "
             "after token it moves no more than its inputs and outputs"
         )
-    if across in {s.name for e in (update, output) for s in symbols(e.value)}:
+    if across in {s.name for e in (update, *spec.outputs) for s in symbols(e.value)}:
         raise _NoSuchForm(f"{state.name} is [{own}] and its equations use the number {across}")
     made = replace(
         spec,

@@ -6,7 +6,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
-from linalg_dsl.report.flow import human
+from linalg_dsl.report.launches import human
 from linalg_dsl.report.markup import Markup, tag
 from linalg_dsl.report.page import document
 from linalg_dsl.report.text import row, table, three

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from linalg_dsl.planner.work import attention_work, crossover
 from linalg_dsl.report.chart import chart
-from linalg_dsl.report.flow import human
+from linalg_dsl.report.launches import human
 from linalg_dsl.report.markup import Markup, join, tag
 from linalg_dsl.report.parts import Part
 from linalg_dsl.report.text import item, row, table, three

@@ -84,6 +84,10 @@ def _curve(points: tuple[Point, ...]) -> str:
     out = f"M{_short(x)} {_short(y)}"
     for nx, ny in rest:
         bend = (ny - y) / 2
+        if nx == x:
+            out += f"V{_short(ny)}"
+            y = ny
+            continue
         out += f"C{_short(x)} {_short(y + bend)} {_short(nx)} {_short(ny - bend)} {_short(nx)} {_short(ny)}"
         x, y = nx, ny
     return out

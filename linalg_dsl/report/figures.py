@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from linalg_dsl.codegen.schedule.describe import KernelSchedule
 from linalg_dsl.report.drawing import Drawing, draw
-from linalg_dsl.report.flow import Phase, equation_flow, human, kernel_flow
+from linalg_dsl.report.flow import equation_flow, kernel_flow
+from linalg_dsl.report.launches import PHASES, human
 from linalg_dsl.report.markup import Markup, join, tag
 from linalg_dsl.report.parts import Part
-from linalg_dsl.report.text import item, row, table
+from linalg_dsl.report.text import item, prose, row, table
 
-PHASES: tuple[Phase, Phase] = ("forward", "backward")
 HUES = 8
 _ROLES = (
     ("in", "given"),
@@ -24,11 +25,13 @@ def dataflow(part: Part, prefix: str) -> Markup:
     sizes = {"C": part.chunk, "K": part.call.K, "V": part.call.V}
     colours: dict[int, int] = {}
     keys = []
-    for hue, launch in enumerate(part.launches):
+    for hue, launch in enumerate(x for x in part.launches if not x.ahead):
         keys.append(tag("li", tag("i", class_=f"swatch k{hue % HUES}"), launch.name))
         for e in sorted(launch.equations):
             if (e < part.origins.ahead) == (launch.phase == "forward"):
                 colours.setdefault(e, hue % HUES)
+    if part.schedules:
+        keys.append(tag("li", tag("i", class_="swatch in"), "within others"))
     keys += [tag("li", "dashed: given"), tag("li", "dotted: computed by the forward's equations")]
     per = "chunk and head" if part.schedules else "token and head"
     figures = [
@@ -53,6 +56,7 @@ def kernels(part: Part, prefix: str) -> Markup:
     ]
     return join(
         tag("p", f"For a call with {part.call}.", class_="soft"),
+        *(tag("p", prose(f"{line[:1].upper()}{line[1:]}."), class_="soft") for line in [part.levels] if line),
         tag("ul", *keys, class_="legend"),
         tag("div", *figures, class_="sides"),
         _on_chip(part, prefix) if part.schedules else tag("ul", *map(item, part.explanation.schedule)),
@@ -71,23 +75,33 @@ def _figure(caption: str, drawing: Drawing) -> Markup:
 
 def _on_chip(part: Part, prefix: str) -> Markup:
     rows = []
-    for s in part.schedules:
-        k = s.kernel
-        own = part.call.V if k.split == "K" else part.call.K
+    for launch, s in zip(part.launches, part.schedules, strict=True):
+        moved: tuple[float, float]
+        why: tuple[str, ...]
+        if isinstance(s, KernelSchedule):
+            stages, state, moved, why = str(s.stages), s.state, (s.read, s.written), s.reasons
+        else:
+            sizes = (sum(t.size for t in launch.reads), sum(t.size for t in launch.writes))
+            stages, state, moved, why = "", 0, sizes, (s.purpose,)
         cells = (
-            tag("a", k.name, href=f"#{prefix}-k-{k.name}"),
-            "prep" if k.family == "prep" else f"{k.direction} walk, splits {k.split}",
+            tag("a", s.name, href=f"#{prefix}-k-{s.name}"),
+            launch.what,
             f"{s.programs:,}",
             str(s.block),
             str(s.warps),
-            str(s.stages),
-            human(4 * own * s.block) if k.family == "walk" else "",
-            human(s.read),
-            human(s.written),
-            tag("span", "; ".join(s.reasons), class_="note"),
+            stages,
+            human(state) if state else "",
+            *map(human, moved),
+            _microseconds(s.prediction.microseconds),
+            tag("span", "; ".join(why), class_="note"),
         )
-        rows.append(row(cells, range(2, 9)))
+        rows.append(row(cells, range(2, 10)))
     head = (
-        "kernel", "kind", "programs", "block", "warps", "stages", "state on chip", "reads", "writes", "why",
+        "kernel", "kind", "programs", "block", "warps", "stages", "state on chip", "reads", "writes",
+        "μs (model)", "why",
     )  # fmt: skip
-    return join(tag("h3", "Launches, and what stays on chip"), table(head, rows, range(2, 9)))
+    return join(tag("h3", "Launches, and what stays on chip"), table(head, rows, range(2, 10)))
+
+
+def _microseconds(time: float) -> str:
+    return f"{time:,.0f}" if time >= 100 else f"{time:.3g}"

@@ -3,61 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from linalg_dsl.codegen.schedule.call_shape import (
-    DTYPES,
-    CallShape,
-    boundary_bytes,
-    tensor_bytes,
-    value_names,
-)
-from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan
-from linalg_dsl.codegen.schedule.step_split import StepSchedule, needs_states
-from linalg_dsl.language.spec import Input
 from linalg_dsl.planner.equations import Equation
 from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.origins import Origins
 from linalg_dsl.planner.plan import ChunkPlan
-from linalg_dsl.planner.step_form import StepForm
 from linalg_dsl.planner.step_values import dimension
+from linalg_dsl.report.launches import Launch, Phase, Tensor, human
 
 if TYPE_CHECKING:
     import networkx as nx
-
-
-Phase = Literal["forward", "backward"]
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """What goes between kernels: ``role`` is input, output, saved (for the backward), temporary or state."""
-
-    name: str
-    axes: tuple[str, ...]
-    size: float
-    role: str
-
-    @property
-    def lines(self) -> tuple[str, str, str]:
-        return self.name, f"[{', '.join(self.axes)}]", human(self.size)
-
-    def __str__(self) -> str:
-        return " ".join((*self.lines, self.role))
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One kernel: what it reads and writes, and the equations that it computes."""
-
-    name: str
-    what: str
-    phase: Phase
-    reads: tuple[Tensor, ...]
-    writes: tuple[Tensor, ...]
-    equations: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,94 +49,6 @@ class Flow:
 
 
 # -- kernels --------------------------------------------------------------------------------------------
-def chunk_launches(plan: KernelPlan, shape: CallShape, origins: Origins) -> tuple[Launch, ...]:
-    """The launches of chunk kernels."""
-    names = value_names(plan)
-    nodes = plan.plan.nodes
-    saved = {b.node for b in plan.buffers if b.saved}
-    results = {n for _, n in plan.results}
-
-    def tensor(n: int) -> Tensor:
-        node = nodes[n]
-        lead = ("H",) if node.op == "param" else ("B", "T", "H") if "t" in node.axes else ("chunks", "H")
-        axes = (
-            ("chunks", "H", "C", "C")
-            if node.axes == ("t", "s")
-            else (*lead, *node.axes[node.axes[:1] == ("t",) :])
-        )
-        leaf = node.op in ("input", "param", "cotangent")
-        role = "input" if leaf else "output" if n in results else "saved" if n in saved else "temporary"
-        name = names.get(n) or f"{node.op}_{n}"
-        return Tensor(name, axes, tensor_bytes(plan, n, shape), role)
-
-    def state(name: str) -> Tensor:
-        return Tensor(name, ("B", "H", "K", "V"), 4 * shape.B * shape.H * shape.K * shape.V, "state")
-
-    places = origins.places(plan.plan)
-    last: dict[int, int] = {}
-    for n, place in places.items():
-        last[place] = max(n, last.get(place, 0))
-    out = []
-    found: list[tuple[Phase, Kernel]] = [("forward", k) for k in plan.forward]
-    found += [("backward", k) for k in plan.backward]
-    walked: set[tuple[str, str]] = set()
-    for phase, kernel in found:
-        reads = [tensor(n) for n in kernel.loads if nodes[n].op != "const"]
-        writes = [tensor(n) for n in kernel.stores]
-        if kernel.boundary is not None:
-            kept = Tensor(
-                "states kept", ("chunks", "H", "K", "V"), boundary_bytes(kernel, shape), "temporary"
-            )
-            (writes if kernel.direction == kernel.boundary.keeper else reads).append(kept)
-        if kernel.direction and (phase, kernel.direction) not in walked:
-            walked.add((phase, kernel.direction))
-            if (phase, kernel.direction) == ("forward", "forward"):
-                carried = [name for name, direction, _, _ in plan.plan.carries if direction == "forward"]
-                names_of_states = carried if len(carried) > 1 else ["S"]
-                reads = [*reads, *(state(f"{name}_0") for name in names_of_states)]
-                writes = [*writes, *(state(f"{name}_T") for name in names_of_states)]
-        what = "prep" if kernel.family == "prep" else f"{kernel.direction} walk, splits {kernel.split}"
-        here = frozenset(p for p, n in last.items() if n in kernel.body)
-        out.append(Launch(kernel.name, what, phase, tuple(reads), tuple(writes), here))
-    return tuple(out)
-
-
-def step_launches(
-    form: StepForm, schedule: StepSchedule, shape: CallShape, origins: Origins, every: int
-) -> tuple[Launch, ...]:
-    """The two launches of a step class: over the tokens, and in reverse."""
-    spec, short = form.spec, DTYPES[shape.dtype]
-    sizes = {n: getattr(shape, n) for n in "BTHKV"} | {"marks": -(-shape.T // every)}
-    sizes |= {name: int(x) for name, x in form.consts}
-
-    def tensor(name: str, lead: tuple[str, ...], dims: Iterable[object], role: str, width: int) -> Tensor:
-        axes = (*lead, *map(str, dims))
-        return Tensor(name, axes, width * prod(sizes[a] if a in sizes else int(a) for a in axes), role)
-
-    def of_input(i: Input, name: str, role: str) -> Tensor:
-        lead = ("B", "T", "H") if i.timed else ("H",)
-        return tensor(name, lead, i.dims, role, short if i.dims and i.kind == "plain" else 4)
-
-    given = [of_input(i, i.name, "input") for i in spec.inputs]
-    gradients = [of_input(i, f"d_{i.name}", "output") for i in spec.inputs]
-    name = spec.outputs[0].target
-    shown = [str(d) for d in spec.outputs[0].value.shape if d != 1]
-    o = tensor(name, ("B", "T", "H"), shown, "output", short)
-    d_o = replace(o, name=f"d_{name}", role="input")
-    marks = [tensor(f"{s.name} marks", ("B", "marks", "H"), s.dims, "saved", 4) for s in spec.states]
-    marks = marks if needs_states(schedule.backward) else []
-    ends = [tensor(f"{s.name}_T", ("B", "H"), s.dims, "state", 4) for s in spec.states]
-    ahead = frozenset(range(origins.ahead))
-    behind = frozenset(range(origins.ahead, len(origins.equations)))
-    split = f", splits {schedule.split}" if schedule.split else ""
-    forward = (tuple(given), (o, *marks, *ends), ahead)
-    backward = ((*given, *marks, d_o), tuple(gradients), behind)
-    return (
-        Launch("forward", f"token after token{split}", "forward", *forward),
-        Launch("backward", f"from the last token{split}", "backward", *backward),
-    )
-
-
 def kernel_flow(launches: Iterable[Launch], phase: Phase, prefix: str) -> Flow:
     """Kernels of one phase, and the tensors between them.
 
@@ -296,12 +166,3 @@ def _extent(axes: Axes, sizes: Mapping[str, int]) -> tuple[str, ...]:
     names = {"t": "C", "s": "C"}
     count = prod(sizes.get(names.get(a, dimension(a)), 1) for a in axes)
     return (f"[{', '.join(names.get(a, dimension(a)) for a in axes)}] {human(4 * count)}",)
-
-
-def human(size: float) -> str:
-    """Bytes in a unit that leaves three digits."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:,.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.3g} {unit}"
-        size /= 1000
-    raise AssertionError

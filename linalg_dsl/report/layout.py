@@ -1,7 +1,8 @@
 """Layered drawings: where the boxes of a directed acyclic graph stand, and how its edges run between them.
 
 Layers come from networkx's topological generations; an edge over several layers gets a place in each, so that
-it runs between the boxes; a few sweeps bring neighbours above each other.
+it runs between the boxes; a few sweeps bring neighbours above each other. Edges bend between layers only:
+beside boxes, however tall, they run straight down.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ Key = Hashable
 Point = tuple[float, float]
 _SWEEPS = 8
 _GAP, _LANE = 14.0, 10.0
+_NEAR = 1e-3
+"""Points closer than this are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +46,19 @@ def layered(graph: nx.DiGraph[Any], sizes: Mapping[Any, tuple[float, float]], ri
     left = min((xs[n] - widths[n] / 2 for n in xs), default=0.0)
     xs = {n: x - left + _GAP for n, x in xs.items()}
     width = max((xs[n] + widths[n] / 2 for n in xs), default=0.0) + _GAP
-    ys, top = {}, _GAP
+    ys, rows, top = {}, {}, _GAP
     for rank in sorted(layers):
         tall = max((sizes[n][1] for n in layers[rank] if n in sizes), default=0.0)
-        ys[rank] = top + tall / 2
+        ys[rank], rows[rank] = top + tall / 2, (top, top + tall)
         top += tall + rise
     centres = {n: (xs[n], ys[ranks[n]]) for n in graph}
     routes = {}
     for (a, b), lanes in chains.items():
-        points = [(xs[a], ys[ranks[a]] + sizes[a][1] / 2)]
-        points += [(xs[n], ys[n[3]]) for n in lanes]
-        points.append((xs[b], ys[ranks[b]] - sizes[b][1] / 2))
-        routes[a, b] = tuple(points)
+        begin, end = ys[ranks[a]] + sizes[a][1] / 2, ys[ranks[b]] - sizes[b][1] / 2
+        points = [(xs[a], rows[ranks[a]][1]), *((xs[n], y) for n in lanes for y in rows[n[3]])]
+        points.append((xs[b], rows[ranks[b]][0]))
+        inner = [p for p in points if begin + _NEAR < p[1] < end - _NEAR]
+        routes[a, b] = ((xs[a], begin), *inner, (xs[b], end))
     return Layout(centres, routes, width, top - rise + _GAP)
 
 

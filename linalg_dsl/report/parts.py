@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.trace import Trace
-from linalg_dsl.codegen.schedule.call_shape import CallShape, summed_axis
+from linalg_dsl.codegen.schedule.call_shape import Call as Asked
+from linalg_dsl.codegen.schedule.call_shape import CallShape
 from linalg_dsl.codegen.schedule.cut import cut
-from linalg_dsl.codegen.schedule.describe import KernelSchedule, chosen_chunk, kernel_schedule
+from linalg_dsl.codegen.schedule.describe import KernelSchedule, ScanSchedule, schedule_call
 from linalg_dsl.codegen.schedule.lower import lower
 from linalg_dsl.codegen.schedule.step_split import schedule as step_schedule
 from linalg_dsl.codegen.targets import find_target
@@ -23,7 +24,7 @@ from linalg_dsl.planner.step_verdict import StepExplanation, TokenWriter
 from linalg_dsl.planner.verdict import Explanation
 from linalg_dsl.planner.work import Work, work_of
 from linalg_dsl.report.code import Function, functions
-from linalg_dsl.report.flow import Launch, chunk_launches, step_launches
+from linalg_dsl.report.launches import Launch, chunk_launches, step_launches
 
 CHUNKS = (16, 32, 64, 128, 256)
 
@@ -47,7 +48,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Part:
-    """One stage. ``work`` is its work by chunk size; a step form has one, under 1."""
+    """One stage. ``work`` is its work by chunk size; a step form has one, under 1.
+
+    ``levels``: why a call goes over sequences on one level or on two; empty for a step form.
+    """
 
     spec: RecurrenceSpec
     explanation: Explanation | StepExplanation
@@ -55,7 +59,8 @@ class Part:
     chunk: int
     origins: Origins
     launches: tuple[Launch, ...]
-    schedules: tuple[KernelSchedule, ...]
+    schedules: tuple[KernelSchedule | ScanSchedule, ...]
+    levels: str
     code: Mapping[str, tuple[Function, ...]]
     work: Mapping[int, Work]
 
@@ -70,28 +75,26 @@ def make_part(
     plans: tuple[ChunkPlan, ChunkPlan],
     call: Call,
     emit: Callable[[str, Trace], str],
-    chunk_size: int | None,
+    asked: Asked,
 ) -> Part:
-    """``emit`` gives the module of a backend and fills a trace; ``chunk_size`` as the user has fixed it."""
+    """``emit`` gives the module of a backend and fills a trace; ``asked``: ``call`` with the options that the
+    user has fixed."""
     forward, backward = plans
     writer: type[Writer] = TokenWriter if isinstance(form, StepForm) else Writer
     origins = find_origins(form.spec, forward, backward, writer)
-    schedules: tuple[KernelSchedule, ...] = ()
+    schedules: tuple[KernelSchedule | ScanSchedule, ...] = ()
+    levels = ""
     if isinstance(form, StepForm):
-        chunk = chunk_size or INTERVAL
+        chunk = asked.chunk_size or INTERVAL
         shape = CallShape(call.B, call.T, call.H, call.K, call.V, call.dtype, chunk)
         launches = step_launches(form, step_schedule(forward, backward), shape, origins, chunk)
         chunks: Sequence[int] = (1,)
     else:
         kernels = cut(lower(forward, backward))
-        chosen = chosen_chunk(kernels, K=call.K, V=call.V, dtype=call.dtype, target=call.target)
-        chunk = chunk_size or chosen
-        shape = CallShape(call.B, call.T, call.H, call.K, call.V, call.dtype, chunk, summed_axis(kernels))
-        launches = chunk_launches(kernels, shape, origins)
-        target = find_target(call.target)
-        schedules = tuple(
-            kernel_schedule(kernels, k, shape, target) for k in (*kernels.forward, *kernels.backward)
-        )
+        found = schedule_call(kernels, asked, find_target(call.target))
+        chunk, levels = found.shape.chunk, found.levels.line
+        launches = chunk_launches(kernels, found, origins)
+        schedules = (*found.forward, *found.backward)
         chunks = sorted({*CHUNKS, chunk})
     code = {}
     for backend in ("torch", "triton"):
@@ -99,4 +102,4 @@ def make_part(
         text = emit(backend, trace)
         code[backend] = functions(text, trace, origins)
     work = {c: work_of(form, forward, backward, c, call.K, call.V) for c in chunks}
-    return Part(form.spec, explanation, call, chunk, origins, launches, schedules, code, work)
+    return Part(form.spec, explanation, call, chunk, origins, launches, schedules, levels, code, work)

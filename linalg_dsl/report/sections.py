@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.language.printer import show_expr, show_range
@@ -99,20 +99,31 @@ def equations(part: Part, prefix: str) -> Markup:
     halves = (range(origins.ahead), range(origins.ahead, len(origins.equations)))
     out: list[str] = []
     for title, numbers in zip(titles, halves, strict=True):
-        rows = [_row(part, i, in_kernels.get(i, []) if chunk else [], prefix) for i in numbers]
+        rows = [_row(part, i, in_kernels.get(i, []) if chunk else None, prefix) for i in numbers]
         out += [tag("h3", title), tag("ol", *rows, class_="eqs")]
     meanings = legend(part.equations, part.explanation.forward)
     if meanings:
         out += [tag("h3", "Where"), tag("ul", *map(item, meanings), class_="soft")]
     if isinstance(part.explanation, Explanation):
-        out += [tag("h3", "In this order"), tag("ul", *map(item, part.explanation.order), class_="soft")]
+        order = [_ordered(line) for line in part.explanation.order]
+        out += [tag("h3", "In this order"), tag("ul", *order, class_="soft")]
     return join(*out)
 
 
-def _row(part: Part, i: int, kernels: Iterable[str], prefix: str) -> Markup:
+def _ordered(line: str) -> Markup:
+    """``when: name, name``, the names as mathematics."""
+    when, _, names = line.rpartition(": ")
+    shown = [part for name in names.split(", ") for part in (", ", math(name))]
+    return tag("li", f"{when}: ", *shown[1:])
+
+
+def _row(part: Part, i: int, kernels: Sequence[str] | None, prefix: str) -> Markup:
+    """``kernels`` that form an equation; None where they are not told apart by it."""
     e = part.equations[i]
     chips = [tag("a", f"ℓ{n + 1}", href=f"#{prefix}-l{n + 1}", class_="chip") for n in part.origins.lines[i]]
-    chips += [tag("a", name, href=f"#{prefix}-k-{name}", class_="chip") for name in kernels]
+    chips += [tag("a", name, href=f"#{prefix}-k-{name}", class_="chip") for name in kernels or ()]
+    if kernels is not None and not kernels:  # it is only a step of another, which kernels form as a whole
+        chips.append(tag("span", "within others", class_="note"))
     return tag(
         "li", tag("span", str(i + 1), class_="no"), equation(e.left, e.right, e.note),
         tag("span", *chips, class_="from"), id=f"{prefix}-e{i + 1}",

@@ -42,7 +42,12 @@ o_t = scale S_tᵀ q_t
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model; ``init_std`` of its weights."""
+    """Of a model; ``init_std`` of its weights, times ``residual_gain`` of those that add to the residual
+    stream where there are several layers.
+
+    So every block begins near the identity: a second layer that begins at random hides what the first one
+    finds, and at toy size a hybrid then learns what its attention can do alone, and no more.
+    """
 
     hidden: int = 64
     heads: int = 1
@@ -51,6 +56,7 @@ class Size:
     mlp_ratio: float = 0.0
     conv: int = 4
     init_std: float = 0.1
+    residual_gain: float = 0.1
 
 
 def build(
@@ -75,5 +81,6 @@ def build(
         vocab_size, size.hidden, pattern, num_layers=layers_of, num_heads=size.heads,
         head_dim=size.head_dim, value_dim=size.head_dim, layers={"invented": INVENTED, **(layers or {})},
         mlp_ratio=size.mlp_ratio, conv_size=size.conv, attention_conv_size=size.conv, init_std=size.init_std,
+        residual_std=size.init_std * size.residual_gain if layers_of > 1 else None,
     )  # fmt: skip
     return model.to(device)

@@ -1,13 +1,14 @@
 """Synthetic tasks that tell sequence mixers apart: associative recall and state tracking.
 
-A task draws batches (ids, targets), both [B, T] int64 on the CPU; targets are -100 where nothing is asked.
+A task draws batches (ids, targets), both [B, T] int64 on the generator's device; targets are -100 where
+nothing is asked.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -75,19 +76,19 @@ class Recall:
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         half, n, told = self.symbols // 2, self.pairs, self.pairs * self.tellings
+        drawn: dict[str, Any] = {"generator": generator, "device": generator.device}
         # symbol 0 is the filler
-        keys = 1 + torch.rand(size, half - 1, generator=generator).argsort(-1)[:, :n]
-        order = torch.rand(size, told, generator=generator).argsort(-1)
+        keys = 1 + torch.rand(size, half - 1, **drawn).argsort(-1)[:, :n]
+        order = torch.rand(size, told, **drawn).argsort(-1)
         which = order % n  # every key as often as every other
-        values = half + torch.randint(self.symbols - half, (size, told), generator=generator)
-        ids = torch.zeros(size, self.tokens, dtype=torch.int64)
-        targets = torch.full((size, self.tokens), IGNORED)
+        values = half + torch.randint(self.symbols - half, (size, told), **drawn)
+        ids = order.new_zeros(size, self.tokens)
+        targets = order.new_full((size, self.tokens), IGNORED)
         ids[:, 0 : 2 * told : 2], ids[:, 1 : 2 * told : 2] = keys.gather(1, which), values
-        last = torch.zeros(size, n, dtype=torch.int64)
-        for t in range(told):
-            last.scatter_(1, which[:, t : t + 1], values[:, t : t + 1])
+        places = torch.arange(told, device=order.device).expand(size, told)
+        last = values.gather(1, order.new_zeros(size, n).scatter_reduce(1, which, places, "amax"))
         slots = (self.tokens - 2 * told) // 2
-        chance = torch.arange(1.0, slots + 1) ** (self.power - 1)
+        chance = torch.arange(1.0, slots + 1, device=order.device) ** (self.power - 1)
         where = 2 * told + 2 * torch.multinomial(chance.expand(size, slots), n, generator=generator)
         return ids.scatter(1, where, keys), targets.scatter(1, where, last)
 
@@ -107,7 +108,7 @@ class Parity:
         return 2
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        bits = torch.randint(2, (size, self.length), generator=generator)
+        bits = torch.randint(2, (size, self.length), generator=generator, device=generator.device)
         return bits, bits.cumsum(-1) % 2
 
 
@@ -132,11 +133,13 @@ class Permutations:
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         elements = list(permutations(range(3)))
-        table = torch.tensor([[elements.index(tuple(q[i] for i in p)) for p in elements] for q in elements])
+        device = generator.device
+        products_of = [[elements.index(tuple(q[i] for i in p)) for p in elements] for q in elements]
+        table = torch.tensor(products_of, device=device)
         moved = [sum(i != j for i, j in enumerate(p)) for p in elements]
-        allowed = torch.tensor([i for i, m in enumerate(moved) if m < 3 or not self.swaps])
-        ids = allowed[torch.randint(len(allowed), (size, self.length), generator=generator)]
-        product = torch.zeros(size, dtype=torch.int64)
+        allowed = torch.tensor([i for i, m in enumerate(moved) if m < 3 or not self.swaps], device=device)
+        ids = allowed[torch.randint(len(allowed), (size, self.length), generator=generator, device=device)]
+        product = torch.zeros(size, dtype=torch.int64, device=device)
         products = []
         for t in range(self.length):
             product = table[ids[:, t], product]

@@ -28,6 +28,9 @@ class Recipe:
     """Training ends early once the accuracy between two reports is above this."""
     bfloat16: bool = False
     """Under autocast."""
+    seconds: float | None = None
+    """Training ends after this time at the latest, counted from the first step's end (kernels compile in it);
+    the rate decays towards whichever end comes first."""
 
 
 @dataclass
@@ -51,25 +54,27 @@ def train(
     ``progress(step, loss, accuracy)`` is called after every ``every`` steps with means over them.
     """
     device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(recipe.seed)
+    generator = torch.Generator(device).manual_seed(recipe.seed)
     update = _Update(model, recipe)
     outcome = Outcome(0.0)
-    begin = time.perf_counter()
+    begin = started = time.perf_counter()
     losses, right = torch.zeros((), device=device), torch.zeros((), device=device)
     model.train()
     for step in range(1, recipe.steps + 1):
-        loss, hits = update(
-            *task.batch(recipe.batch, generator), recipe.learning_rate * rate_at(step, recipe)
-        )
+        spent = (time.perf_counter() - started) / recipe.seconds if recipe.seconds else 0.0
+        rate = recipe.learning_rate * rate_at(step, recipe, spent)
+        loss, hits = update(*task.batch(recipe.batch, generator), rate)
+        if step == 1:
+            started = time.perf_counter()
         losses, right = losses + loss, right + hits
-        if step % every == 0 or step == recipe.steps:
+        if step % every == 0 or step == recipe.steps or spent >= 1:
             since = step % every or every
             point = (step, float(losses) / since, float(right) / since)
             outcome.curve.append(point)
             losses, right = torch.zeros_like(losses), torch.zeros_like(right)
             if progress is not None:
                 progress(*point)
-            if point[2] > recipe.stop_at:
+            if point[2] > recipe.stop_at or spent >= 1:
                 break
     outcome.steps = step if recipe.steps else 0
     outcome.seconds = time.perf_counter() - begin
@@ -142,11 +147,11 @@ class _Update:
 def accuracy(model: nn.Module, task: Task, batches: int = 8, size: int = 64, seed: int = 1) -> float:
     """The part of all answers that the model gets right, on data of its own."""
     device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(1_000_003 * (seed + 1))
+    generator = torch.Generator(device).manual_seed(1_000_003 * (seed + 1))
     model.eval()
     found = []
     for _ in range(batches):
-        ids, targets = (x.to(device) for x in task.batch(size, generator))
+        ids, targets = task.batch(size, generator)
         found.append(float(fraction_right(model(ids).logits, targets)))
     return sum(found) / len(found)
 
@@ -158,11 +163,11 @@ def fraction_right(logits: Tensor, targets: Tensor) -> Tensor:
     return hits.sum() / asked.sum()
 
 
-def rate_at(step: int, recipe: Recipe) -> float:
-    """The part of the learning rate at a step, counted from 1."""
+def rate_at(step: int, recipe: Recipe, spent: float = 0.0) -> float:
+    """The part of the learning rate at a step, counted from 1; ``spent``: the part of the time gone by."""
     if step <= recipe.warmup:
         return step / max(recipe.warmup, 1)
-    done = (step - recipe.warmup) / max(recipe.steps - recipe.warmup, 1)
+    done = min(1.0, max((step - recipe.warmup) / max(recipe.steps - recipe.warmup, 1), spent))
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done))
 
 

@@ -11,14 +11,13 @@ that of operands of products, u_o that of the result's type, and FLUSH its small
 t follows from how the condition is found. A result's error is a sum over many roundings, so it is normal,
 and its size is estimated from COPIES replicas of n like elements: error over estimate has Student's
 distribution with n COPIES degrees of freedom. t is its quantile at ALARMS, a chance so small that the
-elements of ten thousand draws give no alarm, times PASSES: a kernel may round an operation of the plan in
-as many steps as PASSES squared, where the replica rounds once. ALARMS and PASSES are chosen; all else in t is
-derived (``deviations``).
+elements of ten thousand draws give no alarm, times PASSES, since a kernel rounds an operation of the plan in
+several steps where the replica rounds once (``deviations``, ``rounding.passes``).
 
 ``size`` is the largest expected value at the same token and head (of a state: in its row or its column,
 whichever is smaller): sums are formed of terms of that size even where they cancel, which replicas, that
-round results and not terms, do not show. OWN, OF_DECAYS and INPUTS are calibrated: the worst right kernel of
-the catalogue takes about two thirds of what they admit.
+round results and not terms, do not show. OWN, OF_DECAYS and INPUTS are chosen; docs/testing.md has what right
+kernels take of them over draws of the catalogue (``testing.alarms``).
 
 Conditions are taken as root mean squares over the same elements, so that a lucky zero among the replicas
 allows too little of nothing. For what feeds a decay both are taken over the whole sequence: its gradient at
@@ -29,7 +28,7 @@ the step loop forms it at that token alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import expm1, sqrt
 from statistics import NormalDist
@@ -43,13 +42,12 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.testing.cases import Case, sequences
 from linalg_dsl.testing.failures import Failure, PropertyError
 from linalg_dsl.testing.oracle import COPIES, Oracle, rms
-from linalg_dsl.testing.rounding import UNIT, working
+from linalg_dsl.testing.rounding import UNIT, passes, working
 from linalg_dsl.testing.subject import Subject
 
 ALARMS = 1e-10
 """The chance, for an element, that a right kernel exceeds what roundings admit."""
-PASSES = 3.0
-"""The square root of how often a kernel may round where the plan has one operation."""
+PASSES = passes()
 INPUTS = 8.0
 OWN = 16.0
 OF_DECAYS = 64.0
@@ -58,7 +56,11 @@ OF_DECAYS = 64.0
 
 @dataclass(frozen=True)
 class Excess:
-    """The element furthest beyond what is allowed: ``ratio`` is error over allowance, NaN counts as inf."""
+    """The element furthest beyond what is allowed: ``ratio`` is error over allowance, NaN counts as inf.
+
+    ``passes``: what PASSES would have had to be for the element of all results that needs most; 0 where
+    ``least`` is enough for all.
+    """
 
     tensor: str
     index: tuple[int, ...]
@@ -66,20 +68,38 @@ class Excess:
     expected: float
     allowed: float
     ratio: float
+    passes: float = 0.0
 
 
 def allowance(subject: Subject, case: Case, oracle: Oracle, name: str) -> Tensor:
     """The error that each element of a result may have, in float64."""
-    u = UNIT[working(case.dtype)]
-    operand = subject.precision or case.dtype
+    found = least(case, oracle, name) + PASSES * of_roundings(case, oracle, name)
+    return (found + of_operands(subject, case, oracle, name)).nan_to_num(torch.inf)
+
+
+def of_roundings(case: Case, oracle: Oracle, name: str) -> Tensor:
+    """What one rounding of each operation may make of each element."""
     condition = oracle.condition[name]
     like = alike(case, name, condition)
     of_row = deviations(like * COPIES) * spread(case, name, condition)
     alone = deviations(COPIES) * condition.abs()
-    found = least(case, oracle, name) + PASSES * u * torch.maximum(of_row, alone)
-    if UNIT[operand] > u:
-        found = found + INPUTS * UNIT[operand] * spread(case, name, oracle.of_inputs[name])
-    return found.nan_to_num(torch.inf)
+    return UNIT[working(case.dtype)] * torch.maximum(of_row, alone)
+
+
+def of_operands(subject: Subject, case: Case, oracle: Oracle, name: str) -> Tensor | float:
+    """What operands of products in a shorter type may make of each element."""
+    operand = UNIT[subject.precision or case.dtype]
+    if operand <= UNIT[working(case.dtype)]:
+        return 0.0
+    return INPUTS * operand * spread(case, name, oracle.of_inputs[name])
+
+
+def passes_needed(subject: Subject, case: Case, oracle: Oracle, name: str, got: Tensor) -> float:
+    """What PASSES would have to be for a result whose elements are not all within ``least``."""
+    want = oracle.want[name]
+    beyond = (got - want).abs() - least(case, oracle, name) - of_operands(subject, case, oracle, name)
+    part = torch.where(beyond > 0, beyond / of_roundings(case, oracle, name), 0.0)
+    return float(torch.where(want.isfinite() & part.isfinite(), part, 0.0).max())
 
 
 @lru_cache(maxsize=256)
@@ -214,6 +234,7 @@ def worst(
 ) -> Excess | None:
     """The element furthest beyond its allowance, or nearest to it; None where there are no elements."""
     found: Excess | None = None
+    needed = 0.0
     for name in names or list(results):
         want, got = oracle.want[name], results[name].double()
         if want.shape != got.shape:
@@ -238,13 +259,14 @@ def worst(
         if float(ratio.max()) > 1:
             allowed = allowance(subject, case, oracle, name)
             ratio = ratios(got, want, allowed, _result_type(case, name))
+            needed = max(needed, passes_needed(subject, case, oracle, name, got))
         at = int(ratio.argmax())
         if found is None or float(ratio.reshape(-1)[at]) > found.ratio:
             index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), ratio.shape))
             found = Excess(
                 name, index, float(got[index]), float(want[index]), float(allowed[index]), float(ratio[index])
             )
-    return found
+    return None if found is None else replace(found, passes=needed)
 
 
 def ratios(got: Tensor, want: Tensor, allowed: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,7 @@ from math import inf
 import torch
 
 from linalg_dsl.testing.cases import COTANGENTS, Case, Shape, make_case
+from linalg_dsl.testing.effort import EFFORT, affordable, effort, is_interpreted
 from linalg_dsl.testing.extremes import Extremes, applicable
 from linalg_dsl.testing.oracle import exact
 from linalg_dsl.testing.subject import Subject
@@ -30,6 +31,11 @@ def kind_of(seed: int) -> str:
     return KINDS[seed % len(KINDS)]
 
 
+def _shares_heads(seed: int) -> bool:
+    """Every other packed batch does too."""
+    return kind_of(seed) == "shared heads" or (kind_of(seed) == "packed" and seed // len(KINDS) % 2 == 0)
+
+
 def shapes(subject: Subject, seed: int, *, packed: bool | None = None, longest: int = 70) -> Shape:
     """A shape that the subject can take; ``packed`` None leaves it to the seed, as ``KINDS`` says."""
     chance = random.Random(1000003 * seed + 17)
@@ -44,6 +50,8 @@ def shapes(subject: Subject, seed: int, *, packed: bool | None = None, longest: 
             H = chance.choice((2, 3))
         case "shared heads":
             H = chance.choice((4, 4, 3, 2))
+        case "packed":
+            H = max(H, 2)
         case "wide keys":
             K, V, length = chance.choice(WIDE), min(V, 5), min(length, 40)
         case "wide values":
@@ -60,8 +68,28 @@ def shapes(subject: Subject, seed: int, *, packed: bool | None = None, longest: 
         packed = subject.packed and (kind == "packed" or (kind == "any" and chance.random() < 0.5))
     if packed:
         chosen = chance.choice(PACKINGS[1:3] if kind == "packed" else PACKINGS)
+        if is_interpreted(subject):
+            H, K, V = _affordable_packing(subject, chosen, H, K, V)
         return Shape(1, sum(chosen), H, K, V, chosen)
-    return Shape(chance.choice((1, 2)), length, H, K, V)
+    rows = chance.choice((1, 2))
+    if is_interpreted(subject):
+        rows = rows if H == 1 else 1
+        if kind == "long" and subject.heads is None:
+            H = 2 if effort(subject, 2, length, K, V) <= EFFORT else 1
+        length = affordable(subject, rows * H, length, K, V)
+    return Shape(rows, length, H, K, V)
+
+
+def _affordable_packing(
+    subject: Subject, lengths: tuple[int, ...], H: int, K: int, V: int
+) -> tuple[int, int, int]:
+    """H, K, V: lengths stay as they are, so there are two heads, and channels enough for whole chunks."""
+
+    if subject.heads is None:
+        H = min(H, 2)
+    if sum(effort(subject, H, n, K, V) for n in lengths) > EFFORT and subject.sizes is None:
+        K, V = max(K, 16), max(V, 16)
+    return H, K, V
 
 
 TELLING = (
@@ -180,7 +208,7 @@ def one_case(
         and subject.grouped_heads
         and shape.H > 1
         and len(subject.spec.inputs) > 1
-        and (kind_of(seed) == "shared heads" or chance.random() < 0.15)
+        and (_shares_heads(seed) or chance.random() < 0.15)
     ):
         # one input keeps all heads; half of them tell a map by division from one by remainder
         names = [d.name for d in subject.spec.inputs]

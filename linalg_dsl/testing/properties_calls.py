@@ -14,6 +14,7 @@ from torch import Tensor
 from linalg_dsl.testing.cases import Case, arguments, leaves_of, outcome, run
 from linalg_dsl.testing.compare import demand_bits, demand_close
 from linalg_dsl.testing.draws import cases, one_case
+from linalg_dsl.testing.effort import affordable, is_interpreted
 from linalg_dsl.testing.failures import Failure, NotApplicable, PropertyError
 from linalg_dsl.testing.memory import every_other, fresh_memory_is_nan, guarded_memory
 from linalg_dsl.testing.offsets import wrapping_offsets
@@ -49,9 +50,12 @@ def _small_cases(subject: Subject, seed: int, examples: int, budget_s: float) ->
     ):
         s = case.shape
         K, V = (min(s.K, SMALL), min(s.V, SMALL)) if subject.sizes is None else (s.K, s.V)
-        H = min(s.H, 2) if subject.heads is None else s.H
+        H = s.H
+        if subject.heads is None:
+            H = 1 if is_interpreted(subject) else min(s.H, 2)
+        T = affordable(subject, H, s.T, K, V, part=0.25, least=0)
         yield one_case(
-            subject, case.seed, shape=replace(s, B=1, H=H, K=K, V=V), dtype=case.dtype, ordinary=True
+            subject, case.seed, shape=replace(s, B=1, T=T, H=H, K=K, V=V), dtype=case.dtype, ordinary=True
         )
 
 

@@ -16,6 +16,8 @@ from linalg_dsl.ops.catalogue import catalogue_names, catalogue_text
 
 Values = Mapping[str, Tensor]
 B, T, H = 1, 40, 2
+SMALL = (5, 4)
+"""K and V, where a reduction does not need others."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Reduction:
 
     title: str
     sides: tuple[Side, Side]
-    sizes: tuple[int, int] = (5, 4)
+    sizes: tuple[int, int] = SMALL
 
     def inputs(self, seed: int, K: int, V: int) -> dict[str, Tensor]:
         """The values that both sides are made of, in float64."""

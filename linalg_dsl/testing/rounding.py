@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import log, sqrt
 from typing import Any
 
 import torch
@@ -21,6 +22,28 @@ UNIT = {
     torch.bfloat16: 2.0**-8,
 }
 """Half the distance from 1 to the next number."""
+
+
+LAST_PLACES = 2.0
+"""Units in the last place that exp2 and a division of a GPU are off by at most (CUDA C++ Programming Guide,
+"Mathematical functions"; PTX ISA, ex2.approx: 2^-22)."""
+TERMS = 128
+"""The longest sum that is one operation of a plan: over the tokens of a chunk, or the channels of a head."""
+AT_ONCE = 8
+"""Terms that are added exactly and rounded together: a tile of tensor cores in tf32, a vector of a CPU."""
+
+
+def passes() -> float:
+    """Root mean square error of a float32 operation over that of the replicas, which err by u xi, xi uniform
+    in [-1, 1]: of a function or a sum, whichever is larger.
+
+    A function errs uniformly up to LAST_PLACES units, each 2 u / m of a number of significand m, and
+    the mean of 1 / m^2 over numbers of all sizes is 3 / (8 ln 2). A sum of terms of any sign is rounded n =
+    TERMS / AT_ONCE times, of squares that grow with the terms so far: (n + 1) / 2 roundings of its result.
+    """
+    of_function = (2 * LAST_PLACES) ** 2 * 3 / (8 * log(2))
+    of_sum = (TERMS / AT_ONCE + 1) / 2
+    return sqrt(max(of_function, of_sum))
 
 
 def working(dtype: torch.dtype) -> torch.dtype:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from linalg_dsl.testing.cases import Case, Shape, make_case
+from linalg_dsl.testing.draws import clock
 from linalg_dsl.testing.extremes import Extremes
 from linalg_dsl.testing.failures import PropertyError
 from linalg_dsl.testing.subject import Subject
 
 BUDGET_S = 20.0
-"""Seconds for making a failure smaller."""
+"""Seconds, as ``draws.clock`` counts them, for making a failure smaller."""
 Check = Callable[[Subject, Case], object]
 
 
@@ -23,13 +23,14 @@ def smallest(subject: Subject, error: PropertyError, check: Check) -> PropertyEr
     the start of the next; after ``BUDGET_S`` seconds the best so far is taken. The likely cause stays that
     of the first failure, which shows more of its pattern.
     """
-    end = time.monotonic() + BUDGET_S
+    now = clock(subject)
+    end = now() + BUDGET_S
     best = error
     moved = True
-    while moved and time.monotonic() < end:
+    while moved and now() < end:
         moved = False
         for case in _smaller(subject, best.details["case"]):
-            if time.monotonic() > end:
+            if now() > end:
                 break
             try:
                 check(subject, case)

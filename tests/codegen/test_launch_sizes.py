@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import linalg_dsl as ld
-from linalg_dsl.codegen.launch_sizes import LaunchSizes, read_launches, sizes_of
+from linalg_dsl.codegen.launch_sizes import LaunchSizes, joined, read_launches, sizes_of
 from linalg_dsl.codegen.targets import TARGETS, launches
 
 
@@ -64,6 +64,14 @@ def test_the_name_of_a_stage_counts_before_that_of_a_kind() -> None:
     assert sizes_of(given, "b", "fwd_prep", "prep") == LaunchSizes()
 
 
+def test_what_was_found_gives_way_to_what_was_asked_for() -> None:
+    found = read_launches({"walk": {"tma": 1, "warps": 4}, "fwd_walk": {"block": 32}})
+    own = read_launches({"walk": {"warps": 8}, "prep": {"warps": 2}})
+    assert dict(joined(found, own)) == {
+        "walk": LaunchSizes(warps=8, tma=1), "fwd_walk": LaunchSizes(32), "prep": LaunchSizes(warps=2)
+    }  # fmt: skip
+
+
 def test_explain_says_what_was_asked_for() -> None:
     op = ld.compile(ld.ops.gla.spec, launch={"fwd_walk": {"block": 32, "warps": 8}})
     lines = op.plan.explain(B=8, T=2048, H=16, K=128, V=128).schedule
@@ -77,12 +85,15 @@ def test_explain_says_what_was_asked_for() -> None:
     ("launch", "message"),
     [
         ({"fwd": {"warps": 4}}, "launch: gla has no kernel 'fwd'; it has fwd_prep, fwd_walk, "),
-        ({"walk": {"warp": 4}}, "launch: walk: expected block, warps or stages, got 'warp'"),
+        ({"walk": {"warp": 4}}, "launch: walk: expected block, warps, stages or tma, got 'warp'"),
         ({"walk": {"warps": 3}}, "launch: walk: warps is one of 1, 2, 4, 8, 16, got 3"),
         ({"walk": {"warps": True}}, "launch: walk: warps is one of 1, 2, 4, 8, 16, got True"),
         ({"fwd_prep": {"stages": 2}}, "launch: fwd_prep: a prep has no loop over chunks, and so no stages"),
+        ({"walk": {"tma": 2}}, "launch: walk: tma is one of 0, 1, got 2"),
+        ({"prep": {"tma": 1}}, "launch: prep: only walks take tma, which copies tiles of their loops"),
+        ({"bwd_gradients": {"tma": 1}}, "launch: bwd_gradients: only walks take tma"),
         ({"walk": {"block": 8}}, "launch: walk: blocks of products are 16 or more, got 8"),
-        ({"walk": 4}, "launch: walk: expected a mapping from block, warps, stages to numbers"),
+        ({"walk": 4}, "launch: walk: expected a mapping from block, warps, stages, tma to numbers"),
         ([("walk", 4)], "launch: expected a mapping from a kernel's name to its sizes"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from module_files import module_of_file
 from runtime_cases import OWN
 from torch import Tensor
 
@@ -141,11 +141,7 @@ def test_steps_give_the_same_bits(name: str, tmp_path: Path) -> None:
 def test_a_step_of_kernels(tmp_path: Path) -> None:
     op = linalg_dsl.compile(DELTA, backend="triton")
     path = op.export(tmp_path / "mine.py", step=True)
-    spec = importlib.util.spec_from_file_location("exported_kernels", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of_file(path, "exported_kernels")
     tensors = list(draw(op.spec, 2, 1, 2, 4, 3, dtype=torch.float32).values())
     (found, first), (wanted, second) = module.delta_step(*tensors), op.step(*tensors)
     assert torch.equal(found, wanted)

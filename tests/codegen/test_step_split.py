@@ -41,6 +41,27 @@ def test_every_gradient_is_a_block_or_a_partial_sum(name: str) -> None:
         assert (result in made.partial_gradients) == (not has_axis)
 
 
+CELL = """recurrence cell
+input x : [V]
+param R, A : [V, V]
+state h : [V]
+h_t = tanh(x_t + Rᵀ h_{t-1} + A h_{t-1})
+o_t = h_t
+"""
+
+
+def test_products_of_vectors_are_summed_behind_the_kernel() -> None:
+    from linalg_dsl.language.parser import parse
+
+    plan = step_form(parse(CELL)).plan
+    made = schedule(plan, step_backward(plan))
+    assert set(made.products) == {"d_R", "d_A"}
+    assert len(made.factors) == 4
+    assert str(made).endswith("; d_R, d_A summed over tokens behind the kernel")
+    # a matrix of which only a diagonal is used, or that meets a state in every entry, is no such product
+    assert not scheduled("mamba1").products
+
+
 def test_a_whole_term_beside_a_partial_sum_stands_in_the_first_block_only() -> None:
     made = scheduled("oja_with_skip")
     assert made.partial_output

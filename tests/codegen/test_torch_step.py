@@ -7,10 +7,12 @@ import ast
 import pytest
 import step_cases
 import torch
-from step_cases import PACKED, TEXTS
+from step_cases import PACKED, TEXTS, StepCase
 
 from linalg_dsl.codegen.emit.torch_step import emit_torch_step
+from linalg_dsl.language.parser import parse
 from linalg_dsl.ops.draw import GateKind, draw
+from linalg_dsl.planner.step_form import step_form
 from linalg_dsl.planner.step_plan import step_backward
 
 
@@ -54,6 +56,30 @@ def test_heads_may_be_shared(name: str) -> None:
 def test_gates_of_any_size(name: str, gates: GateKind) -> None:
     found = step_cases.case(name)
     errors = step_cases.errors(found, found.module("torch", 4), 1, 9, 1, 3, 4, gates=gates)
+    assert max(errors.values()) < 1e-10
+
+
+FORGETFUL = """
+recurrence forgetful
+input q : [K]
+input v : [V]
+input h : [n, K]
+input x : scalar
+const n = 2
+state z : [K, n] = 0.5
+state S : [V, K] = 0.5
+state M : [K, V]
+z_t = 0 x_t z_{t-1} + x_t h_tᵀ
+S_t = 0 x_t S_{t-1}
+M_t = 0 M_{t-1} + z_t z_tᵀ q_t v_tᵀ
+o_t = silu(v_t + S_t q_t) + M_tᵀ q_t
+"""
+
+
+def test_states_that_a_constant_clears() -> None:
+    """Gradients of what was before are numbers, not tensors, however a state lies in memory."""
+    found = StepCase(step_form(parse(FORGETFUL)))
+    errors = step_cases.errors(found, found.module("torch", 2), 2, 5, 2, 3, 4)
     assert max(errors.values()) < 1e-10
 
 

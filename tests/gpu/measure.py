@@ -21,6 +21,8 @@ from typing import Any
 
 SMALL = {"B": 2, "T": 1000, "H": 3, "K": 100, "V": 60}
 TRAIN = {"B": 8, "T": 2048, "H": 16, "K": 128, "V": 128}
+WHEN_DRY = {"SMALL": {**SMALL, "T": 130}, "TRAIN": {**TRAIN, "B": 2, "T": 130}}
+"""Where there is no GPU (tests/stand_in)."""
 LIMITS = {"bfloat16": (1e-2, 2e-2), "float16": (1e-2, 2e-2), "float32": (5e-5, 5e-5)}
 
 

@@ -30,6 +30,9 @@ FORWARD = (
 DECODE = ("linear_attention", "gla", "gated_delta_rule", "kda", "rwkv7", "gated_oja", "mlstm", "mamba2")
 H, K, V = 16, 128, 128
 HOST, STEP, SHARE = 120.0, 40.0, 0.85
+CALLS, ROUNDS = 300, 7
+WHEN_DRY = {"CALLS": 3, "ROUNDS": 1, "H": 2}
+"""Where there is no GPU (tests/stand_in)."""
 
 
 class Stub:
@@ -51,18 +54,18 @@ def stub(module: ModuleType) -> None:
             setattr(module, name, Stub(value))
 
 
-def host_us(run: Callable[[], object], wait: Callable[[], None], calls: int = 300, rounds: int = 7) -> float:
+def host_us(run: Callable[[], object], wait: Callable[[], None]) -> float:
     """The least mean of a round of calls, nothing waited for within it."""
     for _ in range(20):
         run()
     best = float("inf")
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         wait()
         begin = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(CALLS):
             run()
         best = min(best, time.perf_counter() - begin)
-    return best / calls * 1e6
+    return best / CALLS * 1e6
 
 
 def device_us(run: Callable[[], object], repeats: int = 50) -> float:

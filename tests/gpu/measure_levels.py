@@ -16,7 +16,9 @@ from collections.abc import Mapping
 from typing import Any
 
 NAMES = "linear_attention,retnet,simple_gla,gla,rwkv6,delta_rule,gated_delta_rule,comba,kda,dplr"
-SIZE = 128
+SIZE, SHAPES = 128, "1x32768x16,1x131072x4"
+WHEN_DRY = {"SHAPES": "1x700x2"}
+"""Where there is no GPU (tests/stand_in)."""
 
 
 def entry(name: str, schedule: str, length: int) -> Any:
@@ -86,7 +88,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--names", default=NAMES)
-    parser.add_argument("--shapes", default="1x32768x16,1x131072x4")
+    parser.add_argument("--shapes", default=SHAPES)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--lengths", default="0")
     args = parser.parse_args()

@@ -15,7 +15,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-H, K, V, SEQUENCES = 16, 128, 128, 8
+H, K, V, SEQUENCES, TOKENS = 16, 128, 128, 8, 16384
+WHEN_DRY = {"H": 2, "TOKENS": 512}
+"""Where there is no GPU (tests/stand_in)."""
 
 
 def measure(name: str, tokens: int) -> str:
@@ -67,7 +69,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--names", default=",".join(n for n in CLASSES if n != "both_sides"))
-    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     print(f"{given.tokens} tokens in {SEQUENCES} sequences, H {H}, K {K}, V {V}; forward / and backward")

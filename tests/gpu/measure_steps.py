@@ -27,6 +27,8 @@ SHAPES = {
     "undecayed_erase wide": (8, 2048, 32, 64, 64), "two_sided wide": (8, 2048, 16, 64, 64),
 }  # fmt: skip
 """B, T, H, K, V of each recurrence of tests/step_cases.py."""
+WHEN_DRY = {"SHAPES": {n: (2, 130, 2, *sizes[3:]) for n, sizes in SHAPES.items()}}
+"""Where there is no GPU (tests/stand_in)."""
 
 
 Choice = tuple[int, int, int, int, int]

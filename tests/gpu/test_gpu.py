@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_cases import TEXTS, assert_close, case, errors, short_operand_errors
+from module_files import module_of_file
 from torch import Tensor
 
 import linalg_dsl as ld
@@ -15,6 +16,8 @@ from linalg_dsl.ops.draw import GateKind, draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
 
 pytestmark = pytest.mark.gpu
+LONG, MANY = 2**17, 70_000
+WHEN_DRY = {"LONG": 2**7, "MANY": 700}
 
 
 def narrow(spec: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -77,8 +80,8 @@ def test_packed_with_empty_sequences_and_shared_heads(name: str) -> None:
 
 def test_many_one_token_sequences() -> None:
     op, _, _ = case("gated_delta_rule", 1, 1, 1, 4, 4, chunk_size=None, device="cuda")
-    tensors = draw(op.spec, 1, 70_000, 1, 16, 16, dtype=torch.float32, device="cuda")
-    cu = torch.arange(70_001, device="cuda")
+    tensors = draw(op.spec, 1, MANY, 1, 16, 16, dtype=torch.float32, device="cuda")
+    cu = torch.arange(MANY + 1, device="cuda")
     o = op(**tensors, cu_seqlens=cu)
     expected = (
         0.25 * tensors["beta"][..., None] * (tensors["q"] * tensors["k"]).sum(-1, keepdim=True) * tensors["v"]
@@ -116,13 +119,7 @@ def test_an_exported_file_gives_the_same_bits(tmp_path: Path) -> None:
     op, tensors, _ = case("kda", 1, 100, 2, 32, 32, chunk_size=None, device="cuda")
     path = tmp_path / "kernel.py"
     op.export(str(path))
-    import importlib.util
-
-    found = importlib.util.spec_from_file_location("exported", path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module = module_of_file(path, "exported")
     consts = (32**-0.5,) * len(module.CONSTS)
     o, _, _ = module.forward(tuple(tensors.values()), (None,), consts, None, False, False)
     assert torch.equal(o, op(**tensors))
@@ -131,7 +128,7 @@ def test_an_exported_file_gives_the_same_bits(tmp_path: Path) -> None:
 def test_offsets_beyond_two_to_the_31() -> None:
     """The last head of the last token lies past 2^31 elements."""
     op = ld.compile(TEXTS["linear_attention"], backend="triton")
-    T, H, D = 2**17 + 5, 129, 128
+    T, H, D = LONG + 5, 129, 128
     k = torch.zeros((1, T, H, D), dtype=torch.bfloat16, device="cuda")
     v = torch.zeros_like(k)
     k[0, -1, -1] = 1

@@ -19,6 +19,8 @@ from linalg_dsl.ops.draw import draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
 
 pytestmark = pytest.mark.gpu
+BIG = 8192
+WHEN_DRY = {"BIG": 32}
 
 
 SMALLER = {"abc": 16.0, "gsa": 16.0, "raven": 16.0, "blurry_window": 16.0}
@@ -155,7 +157,7 @@ def test_replayed_calls_keep_to_the_current_stream() -> None:
     tensors = draw(op.spec, 2, 300, 4, 64, 64, dtype=torch.bfloat16, device="cuda")
     with torch.no_grad():
         wanted = [op(**tensors) for _ in range(4)][-1]
-        big = torch.randn(8192, 8192, device="cuda")
+        big = torch.randn(BIG, BIG, device="cuda")
         for _ in range(4):
             torch.cuda.synchronize()
             with torch.cuda.stream(side):

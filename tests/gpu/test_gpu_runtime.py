@@ -17,6 +17,9 @@ from linalg_dsl.ops.selfcheck import Launch, known_answer, lanes_class
 
 pytestmark = pytest.mark.gpu
 PACKED = [0, 0, 5, 5, 200, 201, 513, 700, 700]
+RUNS, LONG, MANY, EVERY = 100, 2**17, 1, 1
+WHEN_DRY = {"RUNS": 3, "LONG": 2**7, "MANY": 64, "EVERY": 9}
+"""Where there is no GPU (stand_in/dry.py): ``MANY`` divides, of ``EVERY`` so many lanes one is tried."""
 
 
 def on_gpu(
@@ -82,7 +85,7 @@ def test_every_launch_configuration_gives_right_numbers(name: str, kind: torch.d
         )
         module, exact = stage.operator("triton").module, stage.operator("torch").module
         lanes = sorted({lanes_class(n, units) for n in range(1, 2 * units)})
-        for launch in [Launch((1,) * len(like), n, every) for n in lanes for every in (True, False)]:
+        for launch in [Launch((1,) * len(like), n, every) for n in lanes[::EVERY] for every in (True, False)]:
             if launch.every_state or hasattr(module, "keep_every_state"):
                 known_answer(stage.spec, module, exact, like, {}, stage.options.handed, launch)
 
@@ -148,7 +151,7 @@ def test_a_hundred_runs_have_the_same_bits_and_no_future(name: str) -> None:
     op = op_of(name, backend="triton")
     tensors, states = on_gpu(op, 2, 300, 8, 64, 64)
     results, grads = with_gradients(op, tensors, states)
-    for _ in range(100):
+    for _ in range(RUNS):
         again, d_again = with_gradients(op, tensors, states)
         assert same([*again, *d_again], [*results, *grads])
     others = on_gpu(op, 2, 300, 8, 64, 64, seed=50)[0]
@@ -191,6 +194,7 @@ def test_the_device_of_the_tensors_is_used(name: str) -> None:
 @pytest.mark.parametrize("name", CLASSES)
 def test_as_many_sequences_as_a_batch_may_have(name: str, count: int, heads: int) -> None:
     """More than 65535 programs, and more than 65535 / 32 sequences."""
+    count //= MANY
     op = op_of(name, backend="triton")
     tensors, _ = on_gpu(op, 1, count, heads, 16, 16, kind=torch.float32)
     leaves = [x.requires_grad_() for x in tensors]
@@ -211,6 +215,7 @@ def test_as_many_sequences_as_a_batch_may_have(name: str, count: int, heads: int
 @pytest.mark.parametrize("blocks", [512, 1023, 1024, 1025, 4096])
 @pytest.mark.parametrize("name", CLASSES)
 def test_many_programs_are_as_few(name: str, blocks: int) -> None:
+    blocks = -(-blocks // MANY)
     op = op_of(name, backend="triton", invariant=True)
     tensors, states = on_gpu(op, 1, 64, 1, 128, 128)
     wanted, d_wanted = with_gradients(op, tensors, states)
@@ -229,7 +234,7 @@ def test_many_programs_are_as_few(name: str, blocks: int) -> None:
 def test_tensors_above_two_to_the_31_elements(name: str) -> None:
     """The last head's last tokens lie past 2^31 elements; they are as they are by themselves."""
     op = op_of(name, backend="triton", invariant=True)
-    T, H, D = 2**17 + 64, 129, 128
+    T, H, D = LONG + 64, 129, 128
     last, _ = on_gpu(op, 1, 64, 1, D, D)
     few = {}
     for x, d in zip(last, op.spec.inputs, strict=True):

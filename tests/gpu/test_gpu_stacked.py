@@ -11,6 +11,8 @@ from linalg_dsl import ops
 from linalg_dsl.ops.draw import GateKind
 
 pytestmark = pytest.mark.gpu
+LONG = 1500
+WHEN_DRY = {"LONG": 200}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -24,7 +26,7 @@ def test_couplings_keep_their_bounds(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["mdn", "mdn_lagged"])
 def test_momentum_of_full_heads(name: str, gates: GateKind) -> None:
     op = getattr(ops, name).op(backend="triton")
-    report = op.check(B=1, T=1500, H=4, K=128, V=128, dtype=torch.bfloat16, gates=gates)
+    report = op.check(B=1, T=LONG, H=4, K=128, V=128, dtype=torch.bfloat16, gates=gates)
     assert report.ok, str(report)
 
 

@@ -82,6 +82,14 @@ SLIPS = {
    7 | S_t = S_{t-1} + k_t * v_tᵀ
                        ^^^
      help: write `@` for the matrix product, `⊙` for the elementwise one""",
+    body("S_t = diag(k_t * k_t) S_{t-1} + k_t v_tᵀ", READ): """\
+<text>:7:18: E303: `*` between [K] and [K] can mean two things
+   7 | S_t = diag(k_t * k_t) S_{t-1} + k_t v_tᵀ
+                        ^^^
+     note: this is [K]
+   7 | S_t = diag(k_t * k_t) S_{t-1} + k_t v_tᵀ
+                  ^^^
+     help: write `⊙` (or `.*`) for the elementwise product, `dot(x, y)` or `outer(x, y)` for the others""",
     body(UPDATE, "o_t = v_t ⊙ S_tᵀ q_t"): """\
 <text>:8:13: E304: an elementwise product of [V] and [V, K]
    8 | o_t = v_t ⊙ S_tᵀ q_t

@@ -22,6 +22,18 @@ def model(pattern: str, **options: Any) -> ld.nn.LM:
     return ld.nn.LM(31, 16, pattern, **{"num_heads": 2, "init_std": 0.3, **options})
 
 
+def test_blocks_that_add_nothing_at_first(tmp_path: Path) -> None:
+    ids = torch.randint(31, (2, 11))
+    for options in ({}, {"mlp_ratio": 0.0}):
+        lm = model("delta full", residual_std=0.0, **options)
+        torch.testing.assert_close(lm(ids).logits, lm.head(lm.norm(lm.embed(ids))), rtol=0, atol=0)
+        lm(ids, targets=ids).loss.backward()
+        assert all(block.mixer.out.weight.grad.any() for block in lm.layers)  # and learn all the same
+    lm = model("delta", residual_std=0.02)
+    assert 0.01 < lm.layers[0].mixer.out.weight.std().item() < 0.04
+    assert ld.nn.LM.load(lm.save(tmp_path / "model"))._saved == lm._saved
+
+
 def stepwise(lm: ld.nn.LM, ids: Tensor, first: int) -> Tensor:
     out = lm(ids[:, :first], use_cache=True)
     logits = [out.logits]

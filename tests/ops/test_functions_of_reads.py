@@ -22,7 +22,7 @@ CHUNKED = {
     "softmax(S_t w_t)": 1,
     "w_tᵀ S_tᵀ q_t": 1,
     "S_tᵀ S_t w_t": 2,
-    "S_tᵀ q_t / (1 + abs(w_tᵀ S_{t-1}ᵀ q_t))": 2,
+    "S_tᵀ q_t / (1 + abs(w_tᵀ S_{t-1}ᵀ q_t))": 1,
 }
 
 

@@ -1,7 +1,6 @@
 """NaN and infinity never come out at earlier tokens, in other heads or in other sequences.
 
 Compared with the step loop, which multiplies by diag(a) as a matrix and so spoils more of a row than it must.
-Of gradients only those that no such token can reach are looked at.
 """
 
 from __future__ import annotations
@@ -12,6 +11,11 @@ import pytest
 import torch
 from runtime_cases import CLASSES, KERNELS, call, inputs_of, op_of, random_like, with_gradients, worst
 from torch import Tensor
+
+import linalg_dsl
+from linalg_dsl.errors import ArgumentError
+from linalg_dsl.ops.catalogue import catalogue_text
+from linalg_dsl.ops.op import CompiledOp
 
 BOUNDS = [0, 4, 21, 40]
 AT = 13
@@ -100,6 +104,68 @@ def test_kernels_spoil_what_the_step_loop_spoils(name: str) -> None:
             assert not (want.isfinite() & ~got.isfinite()).any()
             assert got.isfinite().all() == want.isfinite().all()
         assert torch.equal(found[0].isfinite(), wanted[0].isfinite())
+
+
+def spoilt_tokens(x: Tensor) -> Tensor:
+    """[T]: whether the second head has something that is not finite there."""
+    return (~x[0, :, 1].isfinite()).reshape(x.shape[1], -1).any(1)
+
+
+def assert_gradients_keep_to_the_loop(
+    op: CompiledOp, T: int, at: int, *, gates_keep: bool, only: str | None = None
+) -> None:
+    """One number of token ``at`` is NaN, of every input (of those named in ``only``) and of the output's
+    cotangent: gradients may be so where those of the step loop are, and at that token and beside it; those of
+    gates in its chunk, unless ``gates_keep``.
+    """
+    kind = torch.float64 if op.options.backend == "torch" else torch.float32
+    tensors, states = inputs_of(op, 1, T, 2, 4, 3, dtype=kind)
+    results, clean = with_gradients(op, tensors, states)
+    weights = random_like(results)
+    chosen = [d.timed and (only is None or d.name in only) for d in op.spec.inputs]
+    cases = [(i, tensors[:i], tensors[i], tensors[i + 1 :]) for i, yes in enumerate(chosen) if yes]
+    for i, before, x, after in [*cases, (-1, [], weights[0], weights[1:])]:
+        bad = x.clone()
+        bad[0, at, 1].view(-1)[-1] = math.nan
+        given, cotangents = (tensors, [bad, *after]) if i < 0 else ([*before, bad, *after], weights)
+        _, found = with_gradients(op, given, states, cotangents)
+        _, wanted = with_gradients(op.reference, given, states, cotangents)
+        for decl, got, want, old in zip(op.spec.inputs, found, wanted, clean, strict=False):
+            if not decl.timed:
+                continue
+            allowed = spoilt_tokens(want)
+            allowed[at - 1 : at + 2] = True
+            if decl.kind == "log_gate" and not gates_keep:
+                allowed[at // 16 * 16 : (at // 16 + 1) * 16] = True
+            assert not (spoilt_tokens(got) & ~allowed).any(), (i, decl.name)
+            assert spoilt_tokens(got)[spoilt_tokens(want)].all()
+            assert worst([got[:, :, 0]], [old[:, :, 0]]) < 1e-12
+            if i < 0:  # later tokens do not see this cotangent, kernels in no bit of theirs
+                mine, its = (x[:, at + 1 :][:, ~allowed[at + 1 :]] for x in (got, old))
+                bits = kind == torch.float32 and decl.kind != "log_gate"
+                assert torch.equal(mine, its) if bits else torch.allclose(mine, its)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_gradients_of_the_torch_module_spoil_what_the_step_loop_spoils(name: str) -> None:
+    op = op_of(name, backend="torch", chunk_size=16)
+    assert_gradients_keep_to_the_loop(op, 36, 21, gates_keep=True)
+
+
+@pytest.mark.parametrize(("name", "only"), [("simple_gla", "qkvg"), ("gla", "k"), ("value_erase", "w")])
+def test_gradients_of_kernels_spoil_what_the_step_loop_spoils(name: str, only: str) -> None:
+    op = op_of(name, backend="triton", chunk_size=16, nan_exact="gradients")
+    assert_gradients_keep_to_the_loop(op, 12, 6, gates_keep=False, only=only)
+
+
+def test_what_looks_for_nan_is_what_was_asked_for() -> None:
+    counts = [
+        linalg_dsl.compile(catalogue_text("gla"), nan_exact=exact).source(backend="triton").count("LOOK):")
+        for exact in (False, True, "gradients")
+    ]
+    assert 0 == counts[0] < counts[1] < counts[2]
+    with pytest.raises(ArgumentError, match="nan_exact is one of True, False, 'gradients', got 'all'"):
+        linalg_dsl.compile(catalogue_text("gla"), nan_exact="all")  # type: ignore[arg-type]
 
 
 def test_the_look_at_products_can_be_left_out() -> None:

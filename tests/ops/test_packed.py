@@ -103,9 +103,12 @@ def test_a_call_looks_at_no_data(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gla", "value_erase", "own_scan"])
-def test_no_kernel_is_compiled_anew_for_another_packing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What 20 packings of 4096 tokens make kernels be compiled for, on a card of 132 multiprocessors."""
-    for invariant, most in ((True, 1), (False, 4)):
+@pytest.mark.parametrize("packed", [True, False])
+def test_no_kernel_is_compiled_anew_for_another_packing_or_length(
+    name: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What 20 packings of 4096 tokens or 20 lengths make kernels be compiled for, on 132 multiprocessors."""
+    for invariant, most in ((True, 1), (False, 4 if packed else 1)):
         op = op_of(name, backend="triton", invariant=invariant)
         module = op.operator("triton").module
         seen: dict[str, set[str]] = {}
@@ -118,14 +121,14 @@ def test_no_kernel_is_compiled_anew_for_another_packing(name: str, monkeypatch: 
         monkeypatch.setattr(module, "device_limits", lambda device: (132, 232448, False))
         monkeypatch.setattr(module.Call, "launch", launch)
         like = inputs_of(op, 1, 1, 1, 64, 64)[0]
-        tensors = tuple(
-            x.expand(1, 4096, 4, *x.shape[3:]) if d.timed else x.expand(4, *x.shape[1:])
-            for x, d in zip(like, op.spec.inputs, strict=True)
-        )
         numbers = random.Random(3)
         for _ in range(20):
             cuts = sorted(numbers.choices(range(4097), k=numbers.randrange(1, 60)))
-            offsets = torch.tensor([0, *cuts, 4096])
+            T, offsets = (4096, torch.tensor([0, *cuts, 4096])) if packed else (1 + cuts[0], None)
+            tensors = tuple(
+                x.expand(1, T, 4, *x.shape[3:]) if d.timed else x.expand(4, *x.shape[1:])
+                for x, d in zip(like, op.spec.inputs, strict=True)
+            )
             consts = (1.0,) * len(module.CONSTS)
             o, finals, kept = module.forward(tensors, (None,), consts, offsets, True, True)
             module.backward(tensors, (None,), consts, offsets, kept, o, finals)

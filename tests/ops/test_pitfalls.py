@@ -75,11 +75,12 @@ def test_no_decay_is_no_less_accurate(name: str) -> None:
     assert worst(results, wanted) < 2e-5
 
 
+@pytest.mark.parametrize(("backend", "T"), [("torch", 64), ("triton", 19)])
 @pytest.mark.parametrize(("axis", "gate"), [("", "exp(g_t)"), ("[K]", "diag(exp(g_t))")])
-def test_growth_is_what_the_step_loop_has(axis: str, gate: str) -> None:
+def test_growth_is_what_the_step_loop_has(axis: str, gate: str, backend: str, T: int) -> None:
     """215, 649: positive gates, to infinity where the recurrence goes there, and not before."""
-    op = linalg_dsl.compile(GROWING.format(axis=axis, gate=gate), backend="torch")
-    (q, k, v, g), states = inputs_of(op, 1, 64, 2, 4, 4)
+    op = linalg_dsl.compile(GROWING.format(axis=axis, gate=gate), backend=backend)
+    (q, k, v, g), states = inputs_of(op, 1, T, 2, 4, 4)
     for value, first in ((2.0, 64), (176.0, 1)):
         gates = torch.zeros_like(g)
         gates[:, :first] = value

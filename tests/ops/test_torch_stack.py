@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,6 +171,23 @@ def test_copies_are_the_same_op(name: str, reverse: bool) -> None:
     ):
         assert (other.spec, other.options) == (op.spec, op.options)
         assert same(call(other, *given), call(op, *given))
+
+
+def test_states_are_saved_and_copied(tmp_path: Path) -> None:
+    """Named tuples too, whose classes are made as they are needed: in checkpoints, between processes."""
+    for name in ("gated_delta_rule", "looking_back"):
+        op = op_of(name, backend="torch")
+        tensors, _ = inputs_of(op, 1, 9, 2, 5, 3)
+        last: Any = op(*tensors, output_final_state=True)[1]
+        torch.save({"state": last}, tmp_path / "state.pt")
+        for other in (
+            torch.load(tmp_path / "state.pt", weights_only=False)["state"],
+            pickle.loads(pickle.dumps(last)),
+            copy.deepcopy(last),
+        ):
+            assert type(other) is type(last)
+            assert torch.equal(op(*tensors, initial_state=other), op(*tensors, initial_state=last))
+        assert isinstance(last, Tensor) or last._fields == op.spec.carried
 
 
 def test_inference_mode_and_no_grad_keep_nothing() -> None:

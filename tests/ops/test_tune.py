@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import linalg_dsl as ld
-from linalg_dsl.codegen.launch_sizes import LaunchSizes
+from linalg_dsl.codegen.launch_sizes import LaunchSizes, read_launches
 from linalg_dsl.ops import tune_worker
+from linalg_dsl.ops import tuned as tuned_module
 from linalg_dsl.ops.bench import Shape
 from linalg_dsl.ops.launched import Launched
 from linalg_dsl.ops.op import CompiledOp
@@ -22,7 +23,7 @@ from linalg_dsl.ops.tune_hands import wrong_numbers
 from linalg_dsl.ops.tune_record import Record, length_class
 from linalg_dsl.ops.tune_space import Variant, as_option, batches, neighbours, rounds, variants
 from linalg_dsl.ops.tune_worker import Job, known, tune_apart
-from linalg_dsl.ops.tuned import applied, tune_op
+from linalg_dsl.ops.tuned import applied, tune_op, variants_of
 
 SHAPE = Shape(1, 20, 1, 16, 16)
 CPU = torch.device("cpu")
@@ -292,7 +293,35 @@ def test_variants_keep_what_was_asked_for() -> None:
         Variant(), Variant(chunk_size=64), Variant(chunk_size=16), Variant(schedule="two_level")
     )  # fmt: skip
     assert variants(32, True, "walk", False, True) == (Variant(),)
+    assert variants(32, True, "walk", False, True, ("walk",)) == (Variant(), Variant(tma="walk"))
     assert variants(None, False, "walk", True, False) == (Variant(),)
+
+
+def test_descriptors_are_tried_where_the_device_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = ld.compile(ld.ops.gated_delta_rule.spec, backend="triton", chunk_size=16)
+    assert Variant(tma="walk") not in variants_of(op, SHAPE, CPU)
+    module = op.operator("triton").module
+    monkeypatch.setattr(module, "architecture", lambda device: 9)
+    assert [v.tma for v in variants_of(op, SHAPE, CPU)[:3]] == [None, "bwd_forward_k", "walk"]
+    asked = op.with_options(launch=read_launches({"walk": {"tma": 0}}))
+    monkeypatch.setattr(asked.operator("triton").module, "architecture", lambda device: 9)
+    assert not any(v.tma for v in variants_of(asked, SHAPE, CPU))
+    assert str(Variant(tma="walk")) == "tma walk"
+
+
+def test_walks_with_descriptors_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Faster(FakeHands):
+        def whole_time(self, op: CompiledOp, run: Callable[[], object]) -> float:
+            return super().whole_time(op, run) - (2.0 if of(op, "walk").tma else 0.0)
+
+    monkeypatch.setattr(tuned_module, "described_walks", lambda op, kernels, device: ("walk",))
+    record = search(Faster())
+    assert record.best is not None
+    assert record.best["launch"]["walk"] == {"tma": 1}
+    assert record.best["launch"][WALK]["warps"] == 2
+    best = applied(linear(), record)
+    assert "DESCRIBED" in best.module_text("triton")
+    assert "'linear_attention_fwd_walk': (16, 2, 3)" in best.module_text("triton")
 
 
 def test_options_name_stage_and_kernel() -> None:

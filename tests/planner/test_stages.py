@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from stage_runner import run_stages
@@ -12,7 +14,7 @@ from linalg_dsl.language.parser import parse
 from linalg_dsl.ops.draw import draw, draw_state
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.split import split
-from linalg_dsl.planner.stages import Shift, Stage, Stages, TokenStep
+from linalg_dsl.planner.stages import PerToken, Shift, Stage, Stages, TokenStep
 
 MORE = {
     "trapezoid": """
@@ -188,7 +190,9 @@ def test_what_is_one_component_without_shifts_is_its_own_stage(name: str) -> Non
 @pytest.mark.parametrize("name", sorted(set(ALL) - WHOLE))
 def test_every_stage_is_a_recurrence_of_its_own(name: str) -> None:
     for stage in split(parse(ALL[name])).stages:
-        assert parse(str(stage.spec)) == stage.spec
+        for output in stage.spec.outputs:  # a text has one
+            own = replace(stage.spec, outputs=(output,))
+            assert parse(str(own)) == own
         assert len({s.dims for s in stage.spec.states if len(s.dims) == 2} | {("K", "V")}) == 1
 
 
@@ -246,6 +250,17 @@ def test_the_past_of_a_state_is_its_shifted_value_where_both_are_read() -> None:
     assert not any(isinstance(s, Shift) and s.of == "d" for s in _split("rwkv4").steps)
 
 
+def test_a_param_that_a_running_maximum_shares_is_laid_out_over_tokens_once() -> None:
+    stages = _split("rwkv4")
+    assert [s for s in stages.steps if isinstance(s, PerToken)] == [PerToken("w_each", "w")]
+    timed = {a: d.timed for s in stages.stages for d, a in zip(s.spec.inputs, s.arguments, strict=True)}
+    assert timed["w_each"]
+    assert not timed["u"]
+    assert "w" not in timed
+    # two stages share a param, and neither keeps a maximum
+    assert not any(isinstance(s, PerToken) for s in _split("other_axes").steps)
+
+
 def test_shifted_inputs_are_carried_and_keep_their_promises() -> None:
     stages = _split("shifted_binding")
     shifts = [s for s in stages.steps if isinstance(s, Shift)]
@@ -273,17 +288,23 @@ def test_an_output_that_is_not_linear_in_a_state_is_a_step_on_tokens() -> None:
     assert str(last) == "o_t = tanh(A_read_t + B_read_t) ⊙ v_t"
 
 
-def test_a_state_read_in_two_ways_runs_twice_and_is_handed_on_once() -> None:
-    runs = [s for s in _split("read_twice").stages if s.states == ("A",)]
-    assert [r.spec.name for r in runs] == ["read_twice_A", "read_twice_A_2"]
-    assert [r.keeps for r in runs] == [True, False]
+def test_a_state_read_in_two_ways_runs_once() -> None:
+    (run,) = (s for s in _split("read_twice").stages if s.states == ("A",))
+    assert (run.spec.name, len(run.results), run.keeps) == ("read_twice_A", 2, True)
+
+
+def test_reads_that_wait_for_each_other_are_runs_of_which_one_hands_the_state_on() -> None:
+    text = ALL["two_layers"].split("B_t =")[0] + "o_t = A_tᵀ k_t\n"
+    runs = split(parse(text.replace("A_tᵀ k_t", "A_tᵀ softmax(A_t tanh(A_tᵀ k_t))"))).stages
+    assert [r.keeps for r in runs] == [True, *[False] * (len(runs) - 1)]
+    assert len(runs) > 1
 
 
 def test_the_users_name_of_a_read_is_kept() -> None:
     named = ALL["gsa"].replace(
         "o_t = B_tᵀ softmax(A_tᵀ q_t)", "slots_t = A_tᵀ q_t\no_t = B_tᵀ softmax(slots_t)"
     )
-    assert split(parse(named)).stages[0].result == "slots"
+    assert split(parse(named)).stages[0].results == ("slots",)
 
 
 def test_a_whole_matrix_in_the_output_is_a_mistake_under_a_caret() -> None:

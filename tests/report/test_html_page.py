@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 import linalg_dsl
+from linalg_dsl.codegen.targets import find_target
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops.catalogue import catalogue_names
+from linalg_dsl.report.parts import Call, Part
 
 CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
 XMLNS = {"http://www.w3.org/1998/Math/MathML", "http://www.w3.org/2000/svg"}
@@ -48,7 +50,11 @@ def test_elements_are_escaped_and_closed() -> None:
 
 @pytest.mark.parametrize("name", catalogue_names())
 def test_every_entry_has_a_page_that_is_whole(name: str, tmp_path: Path) -> None:
-    page = page_of(name, tmp_path)
+    check_whole(page_of(name, tmp_path))
+
+
+def check_whole(page: str) -> None:
+    """Elements are there, nothing is fetched, and links lead somewhere."""
     tree = tree_of(page)
     tags = {e.tag.rpartition("}")[2] for e in tree.iter()}
     assert {"math", "svg", "table", "pre"} <= tags
@@ -94,8 +100,6 @@ def test_statements_lead_to_their_equation_and_equations_to_their_line(tmp_path:
 
 @pytest.mark.parametrize("name", ["kda", "delta_product", "gsa", "mamba1", "lstm", "gated_oja", "mdn"])
 def test_every_computing_statement_belongs_to_an_equation(name: str) -> None:
-    from linalg_dsl.report.parts import Call
-
     for plan in op_of(name).plan.stages:
         part = plan.part(Call())
         assert all(part.origins.lines)
@@ -110,6 +114,57 @@ def test_every_computing_statement_belongs_to_an_equation(name: str) -> None:
                 # states, what is loaded, and accumulators that start at nothing
                 loose = [x for x in loose if not re.search(r"= (tl\.zeros|tl\.full|b_\w+|\w+\[)", x)]
                 assert not loose, f"{function.name}: {loose}"
+
+
+TWO_LEVELS = ["linear_attention", "simple_gla", "gla", "delta_rule", "comba", "kda", "gated_oja"]
+
+
+def part_of(name: str, **options: Any) -> Part:
+    (plan,) = linalg_dsl.compile(getattr(linalg_dsl.ops, name).spec, **options).plan.stages
+    return plan.part(Call(B=1, T=8192, H=4))
+
+
+@pytest.mark.parametrize("name", TWO_LEVELS)
+def test_two_levels_are_drawn_as_they_are_launched(name: str, tmp_path: Path) -> None:
+    op = linalg_dsl.compile(getattr(linalg_dsl.ops, name).spec, schedule="two_level")
+    check_whole(op.plan.to_html(tmp_path / "x.html", B=1, T=8192, H=4).read_text(encoding="utf-8"))
+    part = part_of(name, schedule="two_level")
+    told = op.plan.stages[0].predictions(1, 8192, 4, 128, 128, "bfloat16", find_target("sm_90"))
+    assert [(x.phase, x.name) for x in part.launches] == [(phase, kernel) for phase, kernel, _ in told]
+    assert part.levels.startswith("two levels")
+    shown = {f.name.removeprefix(f"{name}_") for f in part.code["triton"]}
+    assert {x.name for x in part.launches} == shown
+    # every super-chunk starts from what a scan found, and only the scan touches the states of a call
+    starts = {"forward": ("S_0", "S_T", "S before"), "backward": ("dS_T", "dS_0", "dS behind")}
+    for launch in part.launches:
+        first, last, before = starts[launch.phase]
+        reads, writes = {t.name for t in launch.reads}, {t.name for t in launch.writes}
+        scans = launch.name == "super_scan"
+        assert (first in reads) == (last in writes) == (before in writes) == scans
+        if "walk, splits" in launch.what:
+            assert ("S before" if launch.what.startswith("forward") else "dS behind") in reads
+    # what the backward needs of the forward is kept by it
+    made = {t.name for x in part.launches if x.phase == "forward" for t in x.writes if t.role == "saved"}
+    needed = {t.name for x in part.launches if x.phase == "backward" for t in x.reads if t.role == "saved"}
+    assert needed <= made
+
+
+@pytest.mark.parametrize("name", ["gla", "gated_delta_rule", "mdn", "abc"])
+def test_states_come_in_and_go_out_once(name: str) -> None:
+    for plan in op_of(name).plan.stages:
+        launches = plan.part(Call()).launches
+        for phase, role in (("forward", "_T"), ("backward", "_0")):
+            written = [t.name for x in launches if x.phase == phase for t in x.writes if t.role == "state"]
+            assert written
+            assert all(w.endswith(role) for w in written)
+            assert len(written) == len(set(written))
+
+
+def test_sizes_that_are_forced_stand_in_the_table() -> None:
+    part = part_of("gla", launch={"fwd_walk": {"block": 32, "warps": 8}})
+    (walk,) = [s for s in part.schedules if s.name == "fwd_walk"]
+    assert (walk.block, walk.warps) == (32, 8)
+    assert walk.programs == 4 * (128 // 32)
 
 
 def test_bytes_and_crossover_are_those_of_the_call(tmp_path: Path) -> None:
@@ -224,8 +279,6 @@ def test_explaining_needs_no_torch(tmp_path: Path) -> None:
 
 
 def test_an_output_that_is_a_state_leads_to_its_own_line() -> None:
-    from linalg_dsl.report.parts import Call
-
     (plan,) = op_of("lstm").plan.stages
     origins = plan.part(Call()).origins
     lines = {e.left: found for e, found in zip(origins.equations, origins.lines, strict=True)}

@@ -36,8 +36,21 @@ def test_boxes_keep_apart_and_edges_run_down(seed: int) -> None:
         assert sizes[n][1] / 2 <= y <= found.height - sizes[n][1] / 2
     for (a, b), points in found.routes.items():
         assert all(upper[1] < lower[1] for upper, lower in pairwise(points))
+        for upper, lower in pairwise(points):  # bends touch no box, and what runs down stands in none
+            near = [n for n in graph if _meets(found.centres[n], sizes[n], upper, lower)]
+            assert not near
         assert points[0] == (found.centres[a][0], found.centres[a][1] + sizes[a][1] / 2)
         assert points[-1] == (found.centres[b][0], found.centres[b][1] - sizes[b][1] / 2)
+
+
+def _meets(
+    centre: tuple[float, float], size: tuple[float, float], a: tuple[float, float], b: tuple[float, float]
+) -> bool:
+    """Whether the rectangle between two points has more than an edge in common with a box."""
+    (x, y), (width, height) = centre, size
+    beside = max(a[0], b[0]) <= x - width / 2 + 1e-6 or min(a[0], b[0]) >= x + width / 2 - 1e-6
+    above = b[1] <= y - height / 2 + 1e-6 or a[1] >= y + height / 2 - 1e-6
+    return not (beside or above)
 
 
 def test_what_is_given_stands_just_above_its_use() -> None:

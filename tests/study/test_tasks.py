@@ -39,6 +39,27 @@ def test_recall_asks_for_the_value_told_last(tellings: int, length: int | None) 
         assert set(rest) <= {0}
 
 
+def test_training_ends_when_its_time_is_up() -> None:
+    task = Recall(pairs=1, symbols=8)
+    recipe = Recipe(steps=10**6, batch=2, seconds=0.2)
+    outcome = train(build("linear", Size(hidden=8, head_dim=4), task.vocab_size, 0), task, recipe)
+    assert 1 < outcome.steps < 10**6
+    assert outcome.curve[-1][0] == outcome.steps
+    # and the rate has decayed by then, however few the steps
+    assert rate_at(100, recipe, 1.0) == pytest.approx(0.1)
+    assert rate_at(100, recipe, 0.5) == pytest.approx(0.55)
+
+
+def test_what_is_drawn_on_a_cpu_stays_what_it_was() -> None:
+    # figures in docs/comparing.md are of these draws
+    ids, targets = Recall(pairs=3, tellings=2, symbols=16).batch(2, torch.Generator().manual_seed(0))
+    assert ids.tolist() == [
+        [4, 13, 5, 9, 3, 13, 4, 8, 5, 9, 3, 12, 4, 0, 3, 0, 5, 0],
+        [4, 11, 7, 8, 4, 11, 6, 13, 6, 14, 7, 15, 6, 0, 4, 0, 7, 0],
+    ]
+    assert targets[:, 12::2].tolist() == [[8, 12, 9], [14, 11, 15]]
+
+
 def test_a_seed_gives_one_batch() -> None:
     first, second, third = (Recall().batch(4, torch.Generator().manual_seed(s))[0] for s in (1, 1, 2))
     assert torch.equal(first, second)
