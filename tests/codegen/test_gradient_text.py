@@ -40,7 +40,10 @@ def test_sums_behind_each_token_are_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_of_gradients_keep_nothing_that_each_can_form(name: str) -> None:
-    assert "for i_k in tl.range(K_BLOCKS, disable_licm=True):" in gradients(name)
+    """Where registers are short: with several scores, or rows of the shorter interval."""
+    found = re.findall(r"for i_k in (.*):", gradients(name))
+    fits = name in ("gla", "hgrn2")
+    assert found == ["range(K_BLOCKS)" if fits else "tl.range(K_BLOCKS, disable_licm=True)"]
 
 
 @pytest.mark.parametrize("name", NAMES)
