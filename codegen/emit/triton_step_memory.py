@@ -143,7 +143,8 @@ class StepMemory:
     def mask(self, tile: Axes, *more: str) -> str:
         """``, mask=...`` for what lies in the tensor, and where ``more`` holds."""
         parts = [f"m_{axis_name(a)}{index(tile, a)}" for a in tile]
-        parts += [f"({m})" if parts else m for m in more]
+        # a comparison binds less than &
+        parts += [f"({m})" if parts or len(more) > 1 else m for m in more]
         return f", mask={' & '.join(parts)}" if parts else ""
 
     def row(self, wanted: str, pointer: str, entry: str, entries: str, memory: Axes, tile: Axes) -> str:

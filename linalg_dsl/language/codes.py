@@ -115,8 +115,8 @@ EXPLANATIONS: dict[str, str] = {
     "E957": """The output uses the state in a way that no chunk form has. There, an output is a sum of reads
     `S_tᵀ q_t` (or of reads `S_t p_t`), each perhaps scaled by a scalar or a vector, and of terms without the
     state.""",
-    "E958": """A chunk form has matrix states, [K, V] or [V, K], and one output; coupled states have one
-    shape and are at most four.""",
+    "E958": """A chunk form has matrix states, [K, V] or [V, K]; coupled states have one shape and are at
+    most four.""",
     "E959": """Elementwise arithmetic on matrices has a chunk form with outer products only: not where a
     scalar is added to every element of a [K, V] matrix, or where an elementwise product has a factor
     that is no `x yᵀ`.""",

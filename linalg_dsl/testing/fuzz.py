@@ -2,9 +2,10 @@
 
 Every recurrence is printed and parsed again, compiled, and run forward and backward on a case at random
 ends, by the torch backend and, some of them, by kernels in Triton's interpreter; results are judged as
-``matches_reference`` does. A recurrence that the planner refuses with a place and a code is counted, not
-failed. What fails is shrunk by hypothesis and saved: the recurrence as ``NAME.rec``, its case as ``NAME.pt``
-(for ``linalg-dsl check NAME.rec --replay NAME.pt``), the message as ``NAME.txt``.
+``matches_reference`` does, and nothing may be written beside a tensor. A recurrence that the planner refuses
+with a place and a code is counted, not failed. What fails is shrunk by hypothesis and saved: the recurrence
+as ``NAME.rec``, its case as ``NAME.pt`` (for ``linalg-dsl check NAME.rec --replay NAME.pt``), the message as
+``NAME.txt``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.testing.cases import Case
 from linalg_dsl.testing.draws import tame
 from linalg_dsl.testing.failures import PropertyError
+from linalg_dsl.testing.memory import guarded_memory
 from linalg_dsl.testing.properties_reference import check_case
 from linalg_dsl.testing.replay import save_case
 from linalg_dsl.testing.strategies import CLASSES, inputs, specs
@@ -95,7 +97,13 @@ def one(spec: RecurrenceSpec, case: Case, backend: str, tally: Tally) -> None:
         return
     subject = Subject.of_op(op, dtypes=(case.dtype,))
     try:
-        check_case(subject, case)
+        with guarded_memory() as guard:
+            check_case(subject, case)
+            beside = guard.written()
+        if beside is not None:
+            raise wrong(f"writes beside a tensor of shape {list(beside.shape)}")
+    except Found:
+        raise
     except PropertyError as error:
         raise wrong(f"wrong {error.tensor}\n{error}") from None
     except Exception as error:

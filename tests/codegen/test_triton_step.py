@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 import step_cases
 import torch
-from step_cases import TEXTS
+from step_cases import TEXTS, StepCase
+
+from linalg_dsl.language.parser import parse
+from linalg_dsl.planner.step_form import step_form
+from linalg_dsl.testing.memory import guarded_memory
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="the interpreter is off: tests/gpu has these kernels"
@@ -55,6 +59,29 @@ def test_no_token_and_one_token_without_an_initial_state(name: str, T: int) -> N
         found, found.module("triton"), 2, T, 2, 3, 4, dtype=torch.float32, initial=False
     )
     assert not worst(errors)
+
+
+ONE_NUMBER_A_TOKEN = """
+recurrence one_number
+input q : [K]
+input v : [V]
+input x : scalar
+input f : gate [n] in [0, 1]
+const n = 2
+state S : [K, n]
+S_t = f_{t,1} S_{t-1}
+o_t = x_t + sum(v_t)
+"""
+
+
+def test_nothing_is_stored_for_tokens_beyond_the_end() -> None:
+    """Of a number that every block has, the first one stores what is live and no more."""
+    found = StepCase(step_form(parse(ONE_NUMBER_A_TOKEN)))
+    with guarded_memory() as guard:
+        errors = step_cases.errors(found, found.module("triton", 2), 1, 3, 2, 3, 4, dtype=torch.float32)
+        written = guard.written()
+    assert not worst(errors)
+    assert written is None, f"beside a tensor of shape {list(written.shape)}"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
