@@ -27,7 +27,8 @@ def measure(name: str) -> None:
 
     spec = getattr(ld.ops, name).spec
     tensors = tuple(inputs_of(spec, SHAPES["train"], torch.bfloat16, torch.device("cuda")).values())
-    weights = torch.ones(1, device="cuda").expand(SHAPES["train"].B, SHAPES["train"].T, 16, 128)
+    shape = SHAPES["train"]
+    weights = torch.ones(1, device="cuda").expand(shape.B, shape.T, shape.H, shape.V)
     torch.cuda.synchronize()
     start = time.perf_counter()
     op = ld.compile(spec)
