@@ -24,9 +24,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "gates_by_difference",
-        "retnet",
+        "simple_gla",
         "torch",
-        "decays of pairs are exponentials of differences of cumulated sums, of a param that may be any size",
+        "decays of pairs are exponentials of differences of cumulated sums: NaN at resets",
         text=(
             Assigned(
                 "decay", "torch.exp(w.cumsum(-1)[..., :, None] - w.cumsum(-1)[..., None, :])", "^pair_decay$"
