@@ -271,7 +271,8 @@ def bench(
 
     `ms` is of calls through torch, `graph ms` of their replay as a CUDA graph (the GPU alone), `predicted ms`
     what the cost model says to that. The two shares say what part of the time the plan's FLOPs, or its
-    bytes, alone would take at the rates of a large product and a large copy on the same device.
+    bytes, alone would take at the rates of a large product and a large copy on the same device. Named shapes
+    and --head-sizes are of sizes for a GPU.
 
     \b
     Examples:

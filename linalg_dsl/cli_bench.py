@@ -16,6 +16,7 @@ from linalg_dsl.language.spec import RecurrenceSpec
 
 if TYPE_CHECKING:
     from linalg_dsl.ops.bench import Shape
+    from linalg_dsl.ops.op import CompiledOp
 
 COLUMNS = (
     "operator", "pass", "shape", "T", "ms", "low", "high", "graph ms", "predicted ms", "ns a token",
@@ -23,6 +24,8 @@ COLUMNS = (
 )  # fmt: skip
 KERNEL_COLUMNS = ("operator", "shape", "phase", "kernel", "us", "predicted us", "bound", "ratio")
 SMALL = {"B": 1, "T": (256, 1024), "H": 2, "K": 32, "V": 32}
+SLOW = 10.0
+"""Seconds of one call that are said beforehand."""
 LARGE = {"B": 8, "T": (2048,), "H": 16, "K": 128, "V": 128}
 
 
@@ -66,6 +69,14 @@ class Wanted:
                 yield "", Shape(T=length, **sizes)
 
 
+def _least_seconds(op: CompiledOp, shape: Shape, rate: float) -> float:
+    """What the products of a forward and a backward take at ``rate`` FLOP per second."""
+    work = [
+        plan.work(key, value).training_flops for plan, key, value in op.plan.sized_stages(shape.K, shape.V)
+    ]
+    return sum(work) * shape.B * shape.T * shape.H / rate
+
+
 def run_bench(
     specs: Sequence[RecurrenceSpec],
     request: Request,
@@ -104,6 +115,11 @@ def run_bench(
         told = name or ", ".join(f"{n} {x}" for n, x in asdict(shape).items())
         given = (shape, dtype, device, passes, rates, wanted.seconds)
         for op in ops:
+            if (needed := _least_seconds(op, shape, rates.flops)) > SLOW:
+                output.note(
+                    f"{op.spec.name}, {told}: about {needed:,.0f} s for a forward and backward on {device}; "
+                    "--B, --T, --H, --K, --V and --pass make it smaller"
+                )
             with output.working(f"measuring {op.spec.name}: {told}"):
                 found = measure_op(op, *given, target, wanted.check)
                 rows += [{**r.as_dict(), "shape": name} for r in found]

@@ -23,6 +23,8 @@ Row = Mapping[str, Any]
 Point = tuple[float, float]
 _ATTENTION = "attention (SDPA)"
 _FORMATS = ("png", "svg")
+_MOST_INSIDE = 6
+"""More lines than this are named beside a plot: inside there is no room that none of them crosses."""
 
 
 def time_over_length(rows: Sequence[Row], passes: str = "training") -> Figure:
@@ -213,7 +215,10 @@ def _axes(x: str, y: str, *, log: bool) -> tuple[Figure, Axes]:
 
 
 def _finished(figure: Figure, axes: Axes) -> Figure:
-    axes.legend(fontsize=8, frameon=False)
+    beside: dict[str, Any] = {}
+    if len(axes.get_legend_handles_labels()[1]) > _MOST_INSIDE:
+        beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+    axes.legend(fontsize=8, frameon=False, **beside)
     return figure
 
 

@@ -356,3 +356,13 @@ def test_the_model_is_fitted_to_what_was_measured() -> None:
         for a, b, c in ((1.0, 2.0, 3.0), (2.0, 1.0, 9.0), (4.0, 4.0, 1.0), (3.0, 7.0, 5.0))
     ]
     assert fitted(rows) == pytest.approx((2.0, 0.0, 0.5, 0.0), abs=1e-6)
+
+
+def test_what_takes_long_is_said_beforehand() -> None:
+    from linalg_dsl.cli_bench import SLOW, _least_seconds
+    from linalg_dsl.ops.bench import Shape
+
+    op = linalg_dsl.compile(linalg_dsl.ops.delta_rule.spec)
+    small = _least_seconds(op, Shape(B=1, T=256, H=2, K=32, V=32), 1e10)
+    assert 0 < small < SLOW < _least_seconds(op, Shape(B=8, T=2048, H=16, K=128, V=128), 1e10)
+    assert _least_seconds(op, Shape(B=3, T=512, H=2, K=32, V=32), 1e10) == pytest.approx(6 * small)
