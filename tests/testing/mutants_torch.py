@@ -125,7 +125,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "delta_rule",
         "torch",
         "the gradient of the final state accumulates into memory that nobody filled",
-        text=(Rewrite("d_o.new_zeros(_s, dtype=work)", "d_o.new_empty(_s, dtype=work)"),),
+        text=(Rewrite("tensors[0].new_zeros(_s, dtype=work)", "tensors[0].new_empty(_s, dtype=work)"),),
     ),
     Mutant(
         "final_state_not_seen_backwards",

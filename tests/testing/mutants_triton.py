@@ -312,7 +312,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gated_delta_rule",
         "triton",
         "the first chunk of a packed sequence belongs to the one before",
-        text=(Rewrite("torch.searchsorted(_a, _b, right=True)", "torch.searchsorted(_a, _b)"),),
+        text=(Rewrite("_a // C + middle <= i", "_a // C + middle < i"),),
     ),
     Mutant(
         "tables_kept_by_length",
