@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 TYPED := build/typecheck
 MYPY := $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath pyproject.toml)
 
-.PHONY: demo test lint format test-gpu compile-all fuzz mutants digits clean
+.PHONY: demo test lint format test-gpu test-gpu-dry compile-all fuzz mutants digits clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -38,6 +38,23 @@ digits: $(STAMP)
 
 test-gpu: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m gpu -n $(JOBS)
+
+# tests and scripts of a GPU walked where there is none, an hour of one core: CONTRIBUTING.md
+DRY := $(BIN)/python tests/stand_in/run.py tests/gpu
+DRY_BENCH := build/dry-bench
+test-gpu-dry: $(STAMP)
+	OMP_NUM_THREADS=1 LINALG_DSL_GPU_DRY=1 $(BIN)/python -m pytest -q -m gpu -n $(JOBS) tests/gpu
+	-$(DRY)/measure.py check --jobs $(JOBS) --sizes small  # its errors are no numbers, so it says that it failed
+	$(DRY)/measure.py kernels
+	-$(DRY)/measure_decode.py
+	$(DRY)/measure_packed.py
+	-$(DRY)/measure_levels.py
+	$(DRY)/measure_steps.py
+	$(DRY)/measure_layer.py --sizes 2 130 128 2
+	$(DRY)/first_call.py kda
+	-$(DRY)/run_benchmarks.py --jobs $(JOBS) --out $(DRY_BENCH)
+	$(DRY)/write_benchmarks.py $(DRY_BENCH)/rows.json > $(DRY_BENCH)/BENCHMARKS.md
+	$(DRY)/fit_model.py $(DRY_BENCH)/rows.json
 
 # an hour of one core: JOBS targets at a time
 compile-all: $(STAMP)

@@ -262,6 +262,23 @@ def has_nan(x, LOOK: tl.constexpr):
 
 
 @triton.jit
+def has_late_nan(x, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, LOOK: tl.constexpr):
+    """Whether a triangle's product x (``one_sided_product``) may have NaN of later tokens, or earlier (BACK).
+
+    What is not finite there comes, times zero, to the first token too, or to the last: one row is looked at.
+    """
+    t = tl.arange(0, C)
+    edge = t == (C - 1 if BACK else 0)
+    seen = (x != x) & (edge[None, :] if TURNED else edge[:, None])
+    if LOOK == "always":
+        return tl.constexpr(True)
+    elif LOOK == "flat":
+        return tl.max(seen.to(tl.int32)) > 0
+    else:
+        return tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
 def one_sided_product(
     a, z, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr,
     PRECISION: tl.constexpr

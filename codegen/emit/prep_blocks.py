@@ -106,6 +106,17 @@ def dependents(nodes: Sequence[Node], inside: Sequence[int], roots: Sequence[int
     return found
 
 
+def short_of_registers(node: Node) -> bool:
+    """Whether a loop with this node should keep nothing through its blocks that each can form.
+
+    So do derivatives of several scores, or of rows with the shorter interval, which have another decay beside
+    the columns'. Those of one score of inclusive rows fit (what ptxas says for sm_90, docs/measurements.md).
+    """
+    if node.op != "decay_adjoints":
+        return False
+    return "," in str(node.attr("pairs")) or "exclusive" in str(node.attr("reads"))
+
+
 def taken_in(
     nodes: Sequence[Node], kernel: Kernel, joint: int, formed: Container[int]
 ) -> dict[int, tuple[tuple[int, ...], int]]:

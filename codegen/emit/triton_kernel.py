@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from linalg_dsl.codegen.emit.kernel_lines import UNIT, through_products, turned_axes, uses, without_unused
 from linalg_dsl.codegen.emit.kernel_text import KernelText, Memory, PrepText, StateText, WalkText
 from linalg_dsl.codegen.emit.names import Names
-from linalg_dsl.codegen.emit.prep_blocks import Phase, joint_last, phases, summed_axes, taken_in
+from linalg_dsl.codegen.emit.prep_blocks import (
+    Phase,
+    joint_last,
+    phases,
+    short_of_registers,
+    summed_axes,
+    taken_in,
+)
 from linalg_dsl.codegen.emit.render import render
 from linalg_dsl.codegen.emit.trace import Values, values_of
 from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, ProductsText, boundary_suffix
@@ -36,7 +43,7 @@ _RESERVED = (
     "step", "power", "pairs_decay", "span_sum", "row_sums", "token_sums", "tokens_within",
     "anchored_intervals", "meeting_blocks", "blocks_meet", "m_meet", "m_second", "m_between",
     "m_outside", "widened", "selected_sums", "running_sums", "bounded", "solve_dot", "o_apart",
-    "has_nan", "one_sided_product", "product_among", "bad_columns", "finite_entries",
+    "has_nan", "has_late_nan", "one_sided_product", "product_among", "bad_columns", "finite_entries",
     "spoilt_by", "finite_gate", *TILE_NAMES,
 )  # fmt: skip
 
@@ -296,9 +303,12 @@ class KernelPrinter:
                             self._store(n)
                 out.in_loop = False
                 low = axis.lower()
+                blocks = f"range({axis}_BLOCKS)"
+                if any(short_of_registers(nodes[n]) for n in inside):  # what all blocks share is formed anew
+                    blocks = f"tl.range({axis}_BLOCKS, disable_licm=True)"
                 lines += [
                     *out.first,
-                    f"for i_{low} in range({axis}_BLOCKS):",
+                    f"for i_{low} in {blocks}:",
                     f"    o_{low} = i_{low} * {axis}B + tl.arange(0, {axis}B)",
                     f"    m_{low} = o_{low} < {axis}",
                     *(f"    {line}" for line in out.lines),

@@ -62,11 +62,16 @@ class JointScores:
             int(str(pick.attr("index"))) for pick in out.nodes if pick.op == "pick" and pick.args == (n,)
         }
         """The results that somebody picks."""
-        self.begins: dict[int, list[str]] = {
-            int(str(out.nodes[pick].attr("index"))): [out.value(a) for a in terms]
+        taken = {
+            int(str(out.nodes[pick].attr("index"))): terms
             for pick, (terms, _) in out.taken_in.items()
             if out.nodes[pick].args == (n,)
         }
+        self.behind, alone = self._summed_behind(taken.get(rows + cols, ()))
+        """What the gate's derivative sums from each token on, beside what the scores make of it."""
+        self.begins: dict[int, list[str]] = {
+            index: [out.value(a) for a in terms] for index, terms in taken.items()
+        } | {rows + cols: alone}
         """What a result begins with."""
         self.same = {
             int(p.split("-")[0]): int(p.split("-")[1]) for p in str(attrs.get("same", "")).split(",") if p
@@ -178,20 +183,29 @@ class JointScores:
             [gate or count + j in self.wanted for j in range(len(self.y))],
         )  # fmt: skip
         before: list[str] = []
-        matrices = [self._matrix(before, number, p) for number, p in enumerate(products)]
+        if gate:
+            matrices = [self._triangle(before, number) for number in range(len(self.pairs))]
+        else:
+            matrices = [self._matrix(before, number, p) for number, p in enumerate(products)]
         lines, ends, dx, dy, whole = self._sums(before)
         if out.in_loop:
             out.first += before
         else:
             lines = before + lines
-        dw, lifted = "", {i for i in dx if i is not None and self.lifted[i]}
+        dw, behind, lifted = "", "", {i for i in dx if i is not None and self.lifted[i]}
+        given = {i: name for i, name in dx.items() if i not in lifted} | whole
+        diagonal: list[str] = []
         if gate:
             dw = self._name("dw")
             out.picks[self.n, count + len(self.y)] = dw
             begin = " + ".join(self.begins.get(count + len(self.y), ()))
             lines.append(f"{dw} = {begin or f'tl.zeros({self.shape}, dtype=tl.float32)'}")
             ends = [*(f"{dw} += {self.rows[i]} * {dx[i]}" for i in sorted(lifted)), *ends]
+            if self.behind:
+                lines.append(f"{(behind := self._name('behind'))} = {' + '.join(self.behind)}")
+            diagonal = self._diagonal(matrices, given, dy)
         levels = [
+            *diagonal,
             *self.lift,
             *(f"{dx[i]} = tl.zeros({self.shape}, dtype=tl.float32)" for i in dx if i in lifted),
             *self._levels(self._level(products, matrices, dx, dy, dw)),
@@ -200,12 +214,29 @@ class JointScores:
         if not gate:
             return [*lines, *levels]
         anchored, row_factors, col_factor, steep = self._from_start()
-        given = {i: name for i, name in dx.items() if i not in lifted} | whole
-        near = self._near(products, matrices, given, dy, dw, row_factors, col_factor)
+        near, total = self._near(matrices, given, dy, dw, behind, row_factors, col_factor)
+        among = self.out.call("tokens_within", "C", "AFTER=True", f"STRICT={self.exclusive}")
+        last = f"{dw} += {self.out.token_sums(total, among, self.turned)}"
         return [
             *lines, *anchored, f"if tl.max({steep}, 0) > 0:", *(f"    {line}" for line in levels),
-            "else:", *(f"    {line}" for line in near),
+            "else:", *(f"    {line}" for line in near), last if behind else f"    {last}",
         ]  # fmt: skip
+
+    def _summed_behind(self, terms: Sequence[int]) -> tuple[list[str], list[str]]:
+        """Of terms of the gate's derivative, what is summed over the tokens behind each one as products of
+        scores are, so that one sum serves all; and what stands beside that sum."""
+        behind: list[str] = []
+        alone: list[str] = []
+        for n in terms:
+            node = self.out.nodes[n]
+            kind = node.attr("kind") if node.op == "gate_sum" else None
+            whole = kind == "from_start"
+            if whole or (kind == "from_start_exclusive" and self.exclusive):
+                behind.append(self.out.value(node.args[0]))
+                alone += behind[-1:] if whole and self.exclusive else []  # its own token beside those behind
+            else:
+                alone.append(self.out.value(n))
+        return behind, alone
 
     def _level(
         self, products: Sequence[MeetingProduct], matrices: Sequence[str], dx: Sums, dy: Sums, dw: str
@@ -230,13 +261,22 @@ class JointScores:
             body.append(f"{parts[-1]} = tl.where(m_meet, {matrix}, 0.0).to(DOT)")
         moved = ""
         for c, tile in enumerate(self.tiles):
-            here = [(p, part) for p, part in zip(products, parts, strict=True) if p.target == c]
+            here = [(number, p) for number, p in enumerate(products) if p.target == c]
             if not here:
                 continue
             step = self._name("step", c)
-            total = " + ".join(self._among(p, part, scaled[p.source]) for p, part in here)
-            body.append(f"{step} = {self.factor} * ({total})")
-            body += self._add(step, dx.get(tile.row), dy.get(tile.col), here)
+            if dw:  # a matrix of a pair stands below the diagonal: as it is for rows, transposed for columns
+                terms = [self._among(parts[n], scaled[p.source], ">") for _, p in here for n in p.lower]
+                upper = [(parts[n], scaled[p.source]) for _, p in here for n in p.upper]
+                terms += [self._among(part, tile, "<", back=True) for part, tile in upper]
+            else:
+                side = {(True, False): ">", (False, True): "<"}
+                terms = [
+                    self._among(parts[n], scaled[p.source], side.get((bool(p.lower), bool(p.upper)), ""))
+                    for n, p in here
+                ]
+            body.append(f"{step} = {self.factor} * ({' + '.join(terms)})")
+            body += self._add(step, dx.get(tile.row), dy.get(tile.col), [p for _, p in here])
             if dw:
                 begin = f"{moved} += " if moved else f"{(moved := self._name('moved'))} = "
                 body.append(f"{begin}{both[c]} * {step}")
@@ -245,20 +285,19 @@ class JointScores:
         return body
 
     def _near(
-        self, products: Sequence[MeetingProduct], matrices: Sequence[str], dx: Sums, dy: Sums, dw: str,
-        row_factors: Sequence[str], col_factor: str,
-    ) -> list[str]:  # fmt: skip
-        """All pairs of the chunk at once, anchored at its start."""
-        tiles = self.tiles
-        near: dict[tuple[str, int | None], str] = {}
-        lines = []
-        scaled = {("row", i): (x, row_factors[i]) for i, x in enumerate(self.x)}
-        scaled |= {("col", j): (y, col_factor) for j, y in enumerate(self.y)}
-        for (axis, number), (value, factor) in scaled.items():
-            near[axis, number] = self._name(f"near_{axis}", number)
-            lines.append(f"{near[axis, number]} = ({value} * {factor}).to(DOT)")
-        moved, with_own = self._name("moved"), self._name("moved_with_own") if self.exclusive else ""
-        known: set[str] = set()
+        self, matrices: Sequence[str], dx: Sums, dy: Sums, dw: str, behind: str, row_factors: Sequence[str],
+        col_factor: str,
+    ) -> tuple[list[str], str]:  # fmt: skip
+        """All pairs of the chunk at once, those of a token with itself too, anchored at its start; and what
+        dw has to sum behind each token, which is added to ``behind`` where that is not empty."""
+        rows = [(x, self._name("near_row", i), row_factors[i]) for i, x in enumerate(self.x)]
+        cols = [(y, self._name("near_col", j), col_factor) for j, y in enumerate(self.y)]
+        lines = [f"{near} = ({value} * {factor}).to(DOT)" for value, near, factor in (*rows, *cols)]
+        moved, with_own = (
+            behind or self._name("moved"),
+            self._name("moved_with_own") if self.exclusive else "",
+        )
+        known = {behind} - {""}
 
         def add(name: str, sign: str, term: str) -> str:
             """At once, so that no product waits for the others."""
@@ -266,37 +305,52 @@ class JointScores:
             known.add(name)
             return f"{begin}{term}"
 
-        for c, tile in enumerate(tiles):
-            here = [(p, m) for p, m in zip(products, matrices, strict=True) if p.target == c]
-            below, above = (
-                [
-                    (
-                        f"tl.where(o_t[:, None] {sign} o_t[None, :], {m}, 0.0).to(DOT)",
-                        near["col", tiles[p.source].col] if sign == ">" else near["row", tiles[p.source].row],
-                    )
-                    for p, m in here
-                    if (p.lower if sign == ">" else p.upper)
-                ]
-                for sign in "><"
-            )
-            for operands, axis, at, sums in ((below, "row", tile.row, dx), (above, "col", tile.col, dy)):
-                if not operands:
-                    continue
-                terms = [self._apply(*pair) for pair in operands]
-                step = self._name(f"step_{axis}", c)
-                lines.append(f"{step} = {' + '.join(terms)}")
-                lines += self._one_sided(step, operands, back=axis == "col")
-                if at in sums and at is not None:
-                    lines.append(f"{sums[at]} += {scaled[axis, at][1]} * {step}")
-                term = f"{near[axis, at]}.to(tl.float32) * {step}"
-                whole = axis == "col" or (at is not None and self.lifted[at])
-                name = with_own if whole and with_own else moved
-                lines.append(add(name, "+" if axis == "row" else "-", term))
-        behind = self.out.call("tokens_within", "C", "AFTER=True", f"STRICT={self.exclusive}")
-        total = f"{moved} + {with_own}" if with_own else moved
-        lines.append(f"{dw} += {self.out.token_sums(total, behind, self.turned)}")
+        def derivative(what: str, at: int, sums: Sums, terms: list[tuple[int, str]]) -> None:
+            """``terms``: the numbers of pairs, and the tiles that their cotangents meet."""
+            _, near, factor = (rows if what == "row" else cols)[at]
+            back, step = what == "col", self._name(f"step_{what}", at)
+            total = " + ".join(self._apply(matrices[number], tile, back=back) for number, tile in terms)
+            lines.append(f"{step} = {total}")
+            lines.extend(self._one_sided(step, matrices, terms, back=back))
+            if at in sums:
+                lines.append(f"{sums[at]} += {factor} * {step}")
+            whole = back or self.lifted[at]
+            name = with_own if whole and with_own else moved
+            lines.append(add(name, "-" if back else "+", f"{near}.to(tl.float32) * {step}"))
+
+        pairs = list(enumerate(self.pairs))
+        for i in range(len(rows)):
+            derivative("row", i, dx, [(number, cols[col][1]) for number, (row, col) in pairs if row == i])
+        for j in range(len(cols)):
+            derivative("col", j, dy, [(number, rows[row][1]) for number, (row, col) in pairs if col == j])
         if with_own:
             lines.append(f"{dw} += {with_own}")
+            lines += [f"{behind} += {with_own}"] if behind else []
+        return lines, f"{moved} + {with_own}" if with_own and not behind else moved
+
+    def _triangle(self, before: list[str], number: int) -> str:
+        """The [C, C] cotangents of a pair where its scores are: one operand for rows and, transposed, for
+        columns."""
+        name = self._name("cotangents", number)
+        sign = self._sign(self.pairs[number][0])
+        before.append(f"{name} = tl.where(o_t[:, None] {sign} o_t[None, :], {self.a[number]}, 0.0).to(DOT)")
+        return name
+
+    def _diagonal(self, matrices: Sequence[str], dx: Sums, dy: Sums) -> list[str]:
+        """What pairs of a token with itself add, as no two blocks that meet have them.
+
+        A product brings the factors of tokens to all channels: they lie as sums over other products do then,
+        and no tile has to be laid out as the cotangents are.
+        """
+        lines: list[str] = []
+        for number, (i, j) in enumerate(self.pairs):
+            if self.reads[i] != "inclusive" or not (i in dx or j in dy):
+                continue
+            entries = f"tl.where(o_t[:, None] == o_t[None, :], {matrices[number]}, 0.0).to(DOT)"
+            name = self._name("diagonal", number)
+            lines.append(f"{name} = {self._apply(entries, f'tl.full({self.shape}, 1.0, DOT)')}")
+            lines += [f"{dx[i]} += {name} * {self.y[j]}"] if i in dx else []
+            lines += [f"{dy[j]} += {name} * {self.x[i]}"] if j in dy else []
         return lines
 
     def _matrix(self, before: list[str], number: int, product: MeetingProduct) -> str:
@@ -316,12 +370,13 @@ class JointScores:
 
     def _sums(self, before: list[str]) -> tuple[list[str], list[str], Sums, Sums, Sums]:
         """Where dx and dy begin, with what the diagonal adds (its decay is 1), and lines behind the levels;
-        the names of the sums over the levels, by row and column, and of dx where a lifted row has another."""
+        the names of the sums over the levels, by row and column, and of dx where a lifted row has another.
+        """
         count = len(self.x)
         gate = count + len(self.y) in self.wanted
         diagonal: dict[int, str] = {}
         for number, (i, _) in enumerate(self.pairs):
-            if self.reads[i] == "inclusive":
+            if self.reads[i] == "inclusive" and not gate:
                 diagonal[number] = self._name("diagonal", number)
                 entries = f"tl.where(o_t[:, None] == o_t[None, :], {self.a[number]}, 0.0)"
                 before.append(f"{diagonal[number]} = tl.sum({entries}, {0 if self.turned else 1})")
@@ -363,10 +418,10 @@ class JointScores:
         return lines, ends, dx, dy, wholes
 
     @staticmethod
-    def _add(step: str, dx: str | None, dy: str | None, here: list[tuple[MeetingProduct, str]]) -> list[str]:
+    def _add(step: str, dx: str | None, dy: str | None, here: Sequence[MeetingProduct]) -> list[str]:
         """What a level adds to the sums: to dx in second blocks, to dy in first ones."""
-        to_x = dx is not None and any(p.lower for p, _ in here)
-        to_y = dy is not None and any(p.upper for p, _ in here)
+        to_x = dx is not None and any(p.lower for p in here)
+        to_y = dy is not None and any(p.upper for p in here)
         if to_x and to_y and dx == dy:
             return [f"{dx} += {step}"]
         return [
@@ -407,32 +462,34 @@ class JointScores:
             return f"tl.dot(tl.trans({rows}), {cols}, input_precision=PRECISION)"
         return f"tl.dot({rows}, tl.trans({cols}), input_precision=PRECISION)"
 
-    def _apply(self, matrix: str, tile: str) -> str:
-        """The tile with its tokens summed as the rows of a [C, C] matrix say."""
+    def _apply(self, matrix: str, tile: str, *, back: bool = False) -> str:
+        """The tile with its tokens summed as the rows of a [C, C] matrix say; as its columns if ``back``."""
         if self.turned:
-            return f"tl.dot({tile}, tl.trans({matrix}), input_precision=PRECISION)"
-        return f"tl.dot({matrix}, {tile}, input_precision=PRECISION)"
+            return f"tl.dot({tile}, {matrix if back else f'tl.trans({matrix})'}, input_precision=PRECISION)"
+        return f"tl.dot({f'tl.trans({matrix})' if back else matrix}, {tile}, input_precision=PRECISION)"
 
-    def _one_sided(self, total: str, operands: Sequence[tuple[str, str]], *, back: bool) -> list[str]:
-        """What a sum of products with strict triangles does where it has NaN; ``back``: upper ones."""
+    def _one_sided(
+        self, total: str, matrices: Sequence[str], terms: Sequence[tuple[int, str]], *, back: bool
+    ) -> list[str]:
+        """What a sum of products with the triangles of pairs does where it has NaN; ``back``: transposed."""
         if not self.out.nan_exact:
             return []
-        flags = (f"TURNED={self.turned}", f"BACK={back}", "STRICT=True", "PRECISION=PRECISION")
-        products = (
-            self.out.call("one_sided_product", f"tl.trans({a})" if back else a, z, "C", *flags)
-            for a, z in operands
-        )
+        products = []
+        for number, tile in terms:
+            strict = self.reads[self.pairs[number][0]] != "inclusive"
+            flags = (f"TURNED={self.turned}", f"BACK={back}", f"STRICT={strict}", "PRECISION=PRECISION")
+            products.append(self.out.call("one_sided_product", matrices[number], tile, "C", *flags))
         self.out.library.add("has_nan")
         return [f"if has_nan({total}, LOOK):", f"    {total} = {' + '.join(products)}"]
 
-    def _among(self, product: MeetingProduct, part: str, tile: str) -> str:
-        """``_apply`` of the pairs that meet at a level, of which no other pair sees a NaN."""
+    def _among(self, part: str, tile: str, side: str = "", *, back: bool = False) -> str:
+        """``_apply`` of the pairs that meet at a level, of which no other pair sees a NaN; ``side``: the sign
+        between the tokens of those pairs, where one comes first in all."""
         if not self.out.nan_exact:
-            return self._apply(part, tile)
-        sides = {(True, False): ">", (False, True): "<"}.get((bool(product.lower), bool(product.upper)))
-        among = f"m_meet & (o_t[:, None] {sides} o_t[None, :])" if sides else "m_meet"
+            return self._apply(part, tile, back=back)
+        among = f"m_meet & (o_t[:, None] {side} o_t[None, :])" if side else "m_meet"
         flags = (f"TURNED={self.turned}", "PRECISION=PRECISION", "LOOK=LOOK")
-        return self.out.call("product_among", part, tile, among, *flags)
+        return self.out.call("product_among", f"tl.trans({part})" if back else part, tile, among, *flags)
 
     def _name(self, what: str, *numbers: int) -> str:
         tail = "".join(str(n + 1) for n in numbers)

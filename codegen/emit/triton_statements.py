@@ -316,7 +316,7 @@ class Statements:
         if kind is None or not self.nan_exact:
             return []
         turned = self.tile(self.nodes[node.args[1]].axes)[0] != "t"
-        flags = f"TURNED={turned}, BACK={node.op == 'apply_t'}, STRICT={kind == 'strict'}"
+        sides = f"TURNED={turned}, BACK={node.op == 'apply_t'}"
         lines, operands = [], []
         for n in node.args:
             text = self.value(n) if plain else self.operand(n)
@@ -325,9 +325,10 @@ class Statements:
                 lines.append(f"    {copy} = {self.again[n]}")
                 text = f"{copy}.to({'tl.float32' if plain else 'DOT'})"
             operands.append(text)
-        self.library.add("has_nan")
-        call = self.call("one_sided_product", *operands, "C", flags, "PRECISION=PRECISION")
-        return [f"if has_nan({name}, LOOK):", *lines, f"    {name} = {call}"]
+        look = self.call("has_late_nan", name, "C", sides, "LOOK=LOOK")
+        strict = f"STRICT={kind == 'strict'}"
+        call = self.call("one_sided_product", *operands, "C", sides, strict, "PRECISION=PRECISION")
+        return [f"if {look}:", *lines, f"    {name} = {call}"]
 
     def _sums(self, node: Node, arg: str, *, after: bool, strict: bool) -> str:
         """Sums over the tokens up to, or from, each one; ``node`` tells the axes."""

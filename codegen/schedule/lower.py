@@ -4,7 +4,8 @@
   U = T (R + G W), Z = W + Sigma U, so T needs G and Sigma only and can be made before the walk;
   its reversed form X = T^T (dU + Sigma^T dZ), Y = dZ + G^T X shares that T;
 - ``scale_state`` becomes a product with ``total``;
-- two sums over the same axis become one;
+- two sums over the same axis become one, and a sum with zero its other term;
+- a gate's derivative takes the products that derivatives of decayed values are anyway;
 - of coupled states ``weigh`` becomes a product, ``boundary_gate`` one of ``total`` and ``boundary_product``;
 - a solve whose rows decay becomes products (``decayed_solve``);
 - the decay ops of one gate become one op for scores and one for derivatives: they share the walk over block
@@ -13,6 +14,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 
 from linalg_dsl.codegen.schedule.decayed_solve import spread_decays, transform
@@ -56,6 +58,7 @@ class _Lowering:
         self.new: dict[int, int] = {}
         self.solved: dict[int, tuple[int, ...]] = {}
         self.joint = joint_ops(plan, forward)
+        self.products = {frozenset(node.args): i for i, node in enumerate(plan.nodes) if node.op == "mul"}
         self.coupled = sum(direction == "forward" for _, direction, _, _ in plan.carries) > 1
 
     def run(self) -> ChunkPlan:
@@ -94,6 +97,10 @@ class _Lowering:
                 return self._joint(i, self.joint[i])
             case "add" if (merged := self._one_sum(*args)) is not None:
                 return merged
+            case "add" if (alone := self._without_zero(args, node.axes)) is not None:
+                return alone
+            case "gate_sum" if (terms := self._of_products(i)) is not None:
+                return b.add_node(node.op, [self._sum(*terms)], node.axes, **dict(node.attrs))
             case _:
                 return b.add_node(node.op, args, node.axes, node.label, **dict(node.attrs))
 
@@ -106,6 +113,41 @@ class _Lowering:
         if self.b.axes(x) != self.b.axes(y):
             return None
         return self.b.add_node("sum", (self.b.add(x, y),), a.axes, **dict(a.attrs))
+
+    def _without_zero(self, args: Sequence[int], axes: Axes) -> int | None:
+        """The other of two terms one of which is zero: what a joint op leaves of a derivative."""
+        for x, y in (args, args[::-1]):
+            if self.b.value_of(x) == 0 and self.b.axes(y) == axes:
+                return y
+        return None
+
+    def _of_products(self, i: int) -> list[int] | None:
+        """The terms w d x that a gate's derivative sums over tokens, made of products w d that are values
+        anyway, the derivatives of x: one product a term less, and d itself is not needed beside w d.
+
+        d is a derivative of x decayed by w. None where the sum is not of such terms, or w d is no value.
+        """
+        nodes = self.plan.nodes
+        whole = nodes[nodes[i].args[0]]
+        if whole.op != "mul" or len(whole.axes) < 2:
+            return None
+        for w, total in (whole.args, whole.args[::-1]):
+            if nodes[w].op not in ("from_start", "to_end") or nodes[w].axes != whole.axes:
+                continue
+            found: list[tuple[int, int]] = []
+            todo = [total]
+            while todo:
+                term = nodes[todo.pop(0)]
+                if term.op == "add":
+                    todo[:0] = term.args
+                    continue
+                pairs = (term.args, term.args[::-1]) if term.op == "mul" else ()
+                known = [(p, x) for d, x in pairs if (p := self.products.get(frozenset((d, w)))) is not None]
+                if not known:
+                    return None
+                found.append(known[0])
+            return [self.b.mul(self._get(p), self._get(x)) for p, x in found]
+        return None
 
     def _total(self, w: int) -> int:
         return self.b.add_node("total", (w,), self.b.axes(w)[1:])

@@ -9,10 +9,11 @@ below, chunks have no more erases than channels.
 
 T = (I - G Sigma)^-1 is as large as the recurrence. Short types may form it in float16, which has the digits
 of tf32, where it is bounded (by |Sigma|, where every transition is proved a contraction), else in three
-products of tf32. Also where it is bounded its entries need not fall off from the diagonal: with keys alike
-and strengths near 2 they are all near 2, and the rows of U are sums of C terms of alternating signs, whose
-roundings add up with C. So chunks of kernels with erases are short (``codegen.schedule.table``), and
-substitution on a CPU, where float64 costs nothing beside the products, has its sums in float64.
+products of bfloat16 halves for one: 16 bits, and the range of float32. G itself is made of operands of 8 or
+11 bits, by which T errs more. Also where T is bounded its entries need not fall off from the diagonal: with
+keys alike and strengths near 2 they are all near 2, and the rows of U are sums of C terms of alternating
+signs, whose roundings add up with C. So chunks of kernels with erases are short (``codegen.schedule.table``),
+and substitution on a CPU, where float64 costs nothing beside the products, has its sums in float64.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Precision:
     that was asked for is not changed.
     """
 
-    transform: Literal["fp16", "tf32x3"]
+    transform: Literal["fp16", "bf16x3"]
     axis: Literal["K", "V"]
     shortest: tuple[int, ...]
     reasons: tuple[str, ...]
@@ -48,7 +49,7 @@ def precision(canonical: CanonicalRecurrence) -> Precision:
     rec, spec = canonical.recurrences[0], canonical.spec
     bounded = solve_is_bounded(rec, spec)
     return Precision(
-        transform="fp16" if bounded else "tf32x3",
+        transform="fp16" if bounded else "bf16x3",
         axis="V" if rec.axis == "V" else "K",
         shortest=tuple(max(1, d // rec.r) for d in range(1, FEW)) if rec.r else (),
         reasons=tuple(_reasons(rec, bounded)),
@@ -70,7 +71,7 @@ def _reasons(rec: Recurrence, bounded: bool) -> list[str]:
             + (
                 "float16, whose digits are those of tf32: |T| ≤ |Σ| follows from the declaration"
                 if bounded
-                else "three products of tf32 for one: no bound of T follows from the declaration"
+                else "three products of bfloat16 halves for one: no bound of T follows from the declaration"
             )
         )
         lines.append(

@@ -89,7 +89,7 @@ def product(
         r = tl.dot(z, a if BACK else tl.trans(a), input_precision="ieee")
     else:
         r = tl.dot(tl.trans(a) if BACK else a, z, input_precision="ieee")
-    if has_nan(r, LOOK):
+    if has_late_nan(r, C, TURNED, BACK, LOOK):
         r = one_sided_product(a, z, C, TURNED, BACK, STRICT, "ieee")
     tl.store(y + at, r)
 

@@ -125,4 +125,4 @@ def test_below_sm_90_wide_blocks_have_two_stages() -> None:
 def test_the_look_for_nan_is_chosen_by_the_target() -> None:
     text = ld.compile(TEXTS["gated_delta_rule"]).source(backend="triton")
     assert 'self.look = "always" if hip or 0 < major < 9 else "flat" if major >= 10 else "rows"' in text
-    assert "if has_nan(b_u_1, LOOK):" in text
+    assert "if has_late_nan(b_u_1, C, TURNED=True, BACK=False, LOOK=LOOK):" in text

@@ -1,4 +1,4 @@
-"""Walks that load their tiles by tensor descriptors: the same bits as by pointers, and where they do not."""
+"""Walks that load their tiles by tensor descriptors: the same as by pointers, and where they do not."""
 
 from __future__ import annotations
 
@@ -68,19 +68,41 @@ def results(op: CompiledOp, tensors: dict[str, Tensor], state: Tensor | None, **
 
 
 def alike(one: list[Tensor], other: list[Tensor]) -> None:
+    """But for rounding: products of tiles that lie otherwise in memory may add up in another order."""
     for i, (x, y) in enumerate(zip(one, other, strict=True)):
-        assert torch.equal(x, y), f"result {i} is off by {(x - y).abs().max()}"
+        assert x.shape == y.shape
+        off = float((x - y).abs().max()) if x.numel() else 0.0
+        assert off <= 1e-5 * (1.0 + float(y.abs().max())), f"result {i} is off by {off}"
 
 
 def drawn(op: CompiledOp, T: int = 21, H: int = 2, K: int = 20, V: int = 12, B: int = 2) -> dict[str, Tensor]:
     return draw(op.spec, B, T, H, K, V, dtype=torch.float32, seed=3)
 
 
+def test_both_ways_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole numbers, whose sums are exact in whatever order."""
+    plain = compiled("linear_attention", chunk_size=16)
+    op = compiled("linear_attention", chunk_size=16, launch=ASKED)
+    watch = Watch(op, monkeypatch)
+    tensors = {n: (3 * x).round() for n, x in drawn(op, T=37, K=16).items()}
+    state = torch.randn(2, 2, 16, 12).mul(3).round()
+
+    def bits(made: CompiledOp) -> list[Tensor]:
+        leaves = {n: x.clone().requires_grad_() for n, x in tensors.items()}
+        o, last = made(**leaves, initial_state=state, output_final_state=True)
+        d_o, d_last = o.detach().round().clamp(-4, 4), last.detach().clamp(-4, 4)
+        return [o.detach(), last.detach(), *torch.autograd.grad((o, last), [*leaves.values()], (d_o, d_last))]
+
+    for x, y in zip(bits(op), bits(plain), strict=True):
+        assert torch.equal(x, y)
+    assert all(watch.found.values())
+
+
 @pytest.mark.parametrize(
     "name",
     ["linear_attention", "simple_gla", "gla", "gated_delta_rule", "rwkv7", "gated_oja", "mdn"],
 )
-def test_both_ways_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_give_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """T is no multiple of the chunk, K and V none of their blocks."""
     plain, op = compiled(name, chunk_size=16), compiled(name, chunk_size=16, launch=ASKED)
     watch = Watch(op, monkeypatch)
@@ -118,10 +140,13 @@ def test_two_levels_begin_inside_of_a_sequence(monkeypatch: pytest.MonkeyPatch) 
 def refused(
     op: CompiledOp, tensors: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> None:
-    """That a call loads by pointers, and is right."""
+    """That a call loads by pointers, and gives the bits that it then does."""
     watch = Watch(op, monkeypatch)
     plain = op.with_options(launch=())
-    alike(results(op, tensors, None, **options), results(plain, tensors, None, **options))
+    for x, y in zip(
+        results(op, tensors, None, **options), results(plain, tensors, None, **options), strict=True
+    ):
+        assert torch.equal(x, y)
     assert watch.found
     assert not any(watch.found.values())
 
@@ -147,7 +172,7 @@ def test_tensors_that_begin_between_16_bytes_are_loaded_by_pointers(monkeypatch:
     room = torch.empty(tensors["q"].numel() + 1)
     odd = room[1:].view_as(tensors["q"]).copy_(tensors["q"])
     assert odd.data_ptr() % 16
-    assert torch.equal(op(**{**tensors, "q": odd}), op(**tensors))
+    alike([op(**{**tensors, "q": odd})], [op(**tensors)])
     assert watch.found["fwd_walk"]  # of the second call
     op(**{**tensors, "q": odd})
     assert not watch.found["fwd_walk"]
@@ -181,7 +206,7 @@ def test_a_call_is_replayed_with_descriptors_of_its_tensors() -> None:
     plain = op.with_options(launch=())
     for seed in range(4):
         tensors = draw(op.spec, 2, 21, 3, 20, 12, dtype=torch.float32, seed=seed)
-        assert torch.equal(op(**tensors), plain(**tensors))
+        alike([op(**tensors)], [plain(**tensors)])
 
 
 def test_an_exported_file_has_both_ways(tmp_path: Path) -> None:
@@ -189,7 +214,7 @@ def test_an_exported_file_has_both_ways(tmp_path: Path) -> None:
     path = op.export(tmp_path / "described.py")
     exported: Any = module_of_text(tmp_path, "described", path.read_text(encoding="utf-8"))
     tensors = drawn(op)
-    assert torch.equal(exported.simple_gla(*tensors.values()), op.with_options(launch=())(**tensors))
+    alike([exported.simple_gla(*tensors.values())], [op.with_options(launch=())(**tensors)])
 
 
 def test_unasked_the_text_is_what_it_was() -> None:

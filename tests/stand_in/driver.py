@@ -12,8 +12,9 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -67,48 +68,106 @@ class Utils:
             "sm_clock_rate": 1_980_000, "mem_clock_rate": 3_201_000, "mem_bus_width": 6144,
         }  # fmt: skip
 
+    def fill_tma_descriptor(
+        self, address: int, swizzle: int, size: int, kind: int, block: Any, shape: Any, strides: Any,
+        padding: int,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """What stands for an encoded tensor descriptor, by the driver's own rules of what it encodes."""
+        apart = address % 16 or any(n * size % 16 for n in strides[:-1]) or max(block) > 256
+        if apart or not all(0 < n <= 1 << 32 for n in shape):
+            raise BadLaunch(f"no descriptor of {address}, shape {shape}, strides {strides}, block {block}")
+        return (
+            "descriptor",
+            address,
+            swizzle,
+            size,
+            kind,
+            tuple(block),
+            tuple(shape),
+            tuple(strides),
+            padding,
+        )
 
-class Launcher:
-    """Of one compiled kernel."""
+    fill_tma_descriptor_tiled = fill_tma_descriptor
+
+    @property
+    def launch(self) -> Any:
+        """What newer launchers launch with: asked for while one is made."""
+        return MADE.look.newer
+
+
+class _Made(threading.local):
+    look: Look
+
+
+MADE = _Made()
+
+
+class Look:
+    """What is known of one compiled kernel, and looked at in each of its launches."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
         self.name = str(metadata.name)
-        self.names = list(src.fn.arg_names)
-        self.types = [src.signature[n] for n in self.names]
-        self.constants = {_place(self.names, k): v for k, v in src.constants.items()}
-        self.divisible = {
-            _place(self.names, k): int(value)
+        names = list(src.fn.arg_names)
+        constants = {_place(names, k): v for k, v in src.constants.items()}
+        divisible = {
+            _place(names, k): int(value)
             for k, values in (src.attrs or {}).items()
             for what, value in values
             if what == "tt.divisibility"
         }
+        encoded = bool(getattr(metadata, "tensordesc_meta", None))
+        self.names: list[str] = []
+        self.types: list[str] = []
+        self.constants: dict[int, Any] = {}
+        self.divisible: dict[int, int] = {}
+        for i, name in enumerate(names):
+            at = len(self.types)
+            if i in constants:
+                self.constants[at] = constants[i]
+            if i in divisible:
+                self.divisible[at] = divisible[i]
+            types = _written_out(src.signature[name], encoded)
+            self.names += [name] * len(types)
+            self.types += types
 
-    def __call__(
-        self, x: int, y: int, z: int, stream: int, function: int, packed: Any, launch_metadata: Any,
-        enter: Any, leave: Any, *arguments: Any,
+    def older(
+        self, x: int, y: int, z: int, stream: int, function: int, cooperative: bool, dependent: bool,
+        scratch: Any, profile: Any, packed: Any, said: Any, enter: Any, leave: Any, *arguments: Any,
     ) -> None:  # fmt: skip
+        """As the launchers of Triton 3.6 call it."""
+        self.start((x, y, z), stream, function, packed, (said, enter, leave), arguments)
+
+    def newer(
+        self, x: int, y: int, z: int, stream: int, function: int, cooperative: bool, dependent: bool,
+        packed: Any, said: Any, enter: Any, leave: Any, scratch: Any, profile: Any, annotations: Any,
+        signature: Any, arguments: Any,
+    ) -> None:  # fmt: skip
+        """As those of Triton 3.7 do."""
+        self.start((x, y, z), stream, function, packed, (said, enter, leave), arguments)
+
+    def start(
+        self, grid: tuple[int, int, int], stream: int, function: int, packed: Any, hooks: Any, arguments: Any
+    ) -> None:
         if _NAMES.get(function) != self.name:
             raise BadLaunch(f"{self.name}: launched with the function of {_NAMES.get(function)}")
         warps, ctas, shared, *_ = packed
-        sizes = (x, y, z, stream, warps, ctas, shared)
-        if (
-            not all(type(n) is int for n in sizes)
-            or not 0 < x < 2**31
-            or not (0 < y < 2**16 and 0 < z < 2**16)
-        ):
-            raise BadLaunch(f"{self.name}: a grid of {x}, {y}, {z} on stream {stream} with {packed}")
+        whole = all(type(n) is int for n in (*grid, stream, warps, ctas, shared))
+        if not whole or not 0 < grid[0] < 2**31 or not all(0 < n < 2**16 for n in grid[1:]):
+            raise BadLaunch(f"{self.name}: a grid of {grid} on stream {stream} with {packed}")
         if stream != torch.cuda.current_stream().cuda_stream:
             raise BadLaunch(f"{self.name}: launched on stream {stream}, which is not the current one")
         if len(arguments) != len(self.types):
             raise BadLaunch(f"{self.name}: {len(arguments)} arguments, it has {len(self.types)}")
         plain = tuple(self._looked_at(i, x) for i, x in enumerate(arguments))
+        said, enter, leave = hooks
         if enter is not None:
-            enter(launch_metadata)
+            enter(said)
         LAUNCHES.count += 1
-        LAUNCHES.last = Seen(self.name, (x, y, z), stream, function, plain)
+        LAUNCHES.last = Seen(self.name, grid, stream, function, plain)
         KERNELS[self.name] = KERNELS.get(self.name, 0) + 1
         if leave is not None:
-            leave(launch_metadata)
+            leave(said)
 
     def _looked_at(self, i: int, x: Any) -> Any:
         where, kind = f"{self.name}: argument {self.names[i]} ({self.types[i]})", self.types[i]
@@ -116,6 +175,10 @@ class Launcher:
             if i in self.constants and not _same(self.constants[i], x):
                 raise BadLaunch(f"{where} is {x!r}, compiled for {self.constants[i]!r}")
             return getattr(x, "value", x)
+        if kind == "nvTmaDesc":
+            if not isinstance(x, tuple):
+                raise BadLaunch(f"{where} is {x!r}, no encoded descriptor")
+            return x
         if kind.startswith("*"):
             if isinstance(x, torch.Tensor):
                 if not x.is_cuda:
@@ -149,6 +212,37 @@ def _same(fixed: Any, x: Any) -> bool:
     return bool(fixed == x) or str(fixed) == str(x)
 
 
+def _written_out(kind: Any, encoded: bool) -> list[str]:
+    """The types that an argument is launched as: of a descriptor its encoded form, shape and strides."""
+    found = re.match(r"tensordesc<([^\[>]*)\[([^\]]*)\]", str(kind))
+    if found is None:
+        return [str(kind)]
+    count = found[2].count(",") + 1
+    if not encoded:
+        raise BadLaunch(f"a descriptor of {found[1]} that the kernel takes apart")
+    return ["nvTmaDesc", *["i32"] * count, *["i64"] * count]
+
+
+def launcher_class() -> Any:
+    """Triton's own launcher of NVIDIA's GPUs, but for the C function at its end."""
+    from triton.backends.nvidia import driver as nvidia
+
+    class Launcher(nvidia.CudaLauncher):  # type: ignore[misc]
+        def __init__(self, src: Any, metadata: Any) -> None:
+            MADE.look = Look(src, metadata)
+            super().__init__(src, metadata)
+
+    Launcher.__module__ = nvidia.__name__
+    if hasattr(nvidia, "make_launcher"):  # 3.6: a module in C for every signature
+        nvidia.make_launcher = lambda *given: ""
+        nvidia.library_dirs = list
+        nvidia.compile_module_from_src = lambda **given: SimpleNamespace(launch=MADE.look.older)
+    else:
+        nvidia.annotate_arguments = list
+        nvidia.make_kernel_signature = list
+    return Launcher
+
+
 def install() -> None:
     """Makes it Triton's active driver; for the rest of this process."""
     from triton.backends.compiler import GPUTarget
@@ -160,7 +254,7 @@ def install() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.utils = Utils()
-            self.launcher_cls = Launcher
+            self.launcher_cls = launcher_class()
             self.get_current_device = lambda: 0
 
         @classmethod
@@ -199,14 +293,22 @@ def install() -> None:
         found: dict[str, Any] = {}
         every(self, found, options, language)
         stages["ttir"] = found["ttir"]
-        stages["cubin"] = unfinished
+        rest = [found[n] for n in ("ttgir", "llir", "ptx", "cubin")]
+        stages["cubin"] = lambda module, metadata: unfinished(module, metadata, rest)
 
     CUDABackend.add_stages = add_stages
     CUDABackend.hash = lambda self: "stand-in"
 
 
-def unfinished(module: Any, metadata: dict[str, Any]) -> bytes:
-    """What stands for the machine code of a kernel that is compiled no further."""
+def unfinished(module: Any, metadata: dict[str, Any], rest: Sequence[Any]) -> Any:
+    """What stands for the machine code of a kernel that is compiled no further.
+
+    One with descriptors is: later stages say how they are laid out.
+    """
+    if "tensordesc" in str(module):
+        for stage in rest:
+            module = stage(module, metadata)
+        return module
     name = re.search(r"tt\.func public @(\w+)", str(module))
     assert name is not None
     metadata["name"] = name[1]

@@ -21,6 +21,7 @@ ENVIRONMENT_VARIABLE = "LINALG_DSL_GPU_DRY"
 HELPERS = ("kernel_cases", "runtime_cases", "step_cases", "stacked_recurrences", "module_files")
 _SMALLER = "WHEN_DRY"
 """A test's module says with a table of this name which of its constants are smaller here."""
+_STARTED: list[bool] = []
 
 
 def asked_for() -> bool:
@@ -29,7 +30,10 @@ def asked_for() -> bool:
 
 
 def start() -> None:
-    """Before anything asks whether there is a GPU; for the rest of this process."""
+    """Before anything asks whether there is a GPU; for the rest of this process, and once in it."""
+    if _STARTED:
+        return
+    _STARTED.append(True)
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise RuntimeError(f"unset TRITON_INTERPRET: with {ENVIRONMENT_VARIABLE} kernels are compiled")
     from . import cuda, driver

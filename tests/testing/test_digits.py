@@ -81,7 +81,7 @@ def test_a_plan_says_what_it_does_for_precision_and_why() -> None:
     plan = linalg_dsl.compile(ops.eda.spec, backend="torch").plan
     assert plan.precision.axis == "K"
     assert plan.precision.shortest == (1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7)
-    assert plan.precision.transform == "tf32x3"
+    assert plan.precision.transform == "bf16x3"
     lines = plan.explain(B=1, T=64, H=1, K=4, V=8, dtype="float32").schedule
     assert any("2 of them filled: no more erases than channels" in line for line in lines)
     assert any("prep, 32 programs" in line for line in lines)
@@ -95,6 +95,44 @@ def test_a_plan_says_what_it_does_for_precision_and_why() -> None:
     free = linalg_dsl.compile(ops.gla.spec).plan.precision
     assert free.shortest == ()
     assert any("gradients of gates" in line for line in free.reasons)
+
+
+@pytest.mark.parametrize(("spread", "strength"), [(1.0, 1.0), (0.1, 1.5), (0.03, 1.9)])
+def test_halves_of_bfloat16_form_a_transform_better_than_its_scores_are_known(
+    spread: float, strength: float
+) -> None:
+    """Masked doubling as kernels do it, a product as three of halves, against scores of rounded operands."""
+    generator = torch.Generator().manual_seed(0)
+    common, noise = (torch.randn(n, 64, generator=generator, dtype=torch.float64) for n in (1, 32))
+    keys = torch.nn.functional.normalize(common + spread * noise, dim=-1)
+    other = torch.nn.functional.normalize(keys + 0.05 * noise.flip(0), dim=-1)
+
+    def system(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return -strength * (x @ y.mT).tril(-1)
+
+    def in_halves(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        (ah, al), (bh, bl) = (
+            (h := x.bfloat16().float(), (x - h).bfloat16().float()) for x in (a.float(), b.float())
+        )
+        return al @ bh + ah @ bl + ah @ bh
+
+    def doubled(
+        n: torch.Tensor, product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        t = torch.arange(32)
+        apart = t[:, None] ^ t[None, :]
+        x = torch.eye(32, dtype=n.dtype) + torch.where(apart == 1, n, 0.0)
+        for level in range(1, 5):
+            x = x + product(x, product(torch.where(apart >> level == 1, n, 0.0), x))
+        return x
+
+    exact = torch.linalg.inv(torch.eye(32, dtype=torch.float64) - system(other, keys))
+    by_halves = doubled(system(other, keys).float(), in_halves).double()
+    rounded = torch.linalg.inv(
+        torch.eye(32, dtype=torch.float64) - system(other.bfloat16().double(), keys.bfloat16().double())
+    )
+    assert (doubled(system(other, keys), torch.matmul) - exact).norm() < 1e-9 * exact.norm()
+    assert (by_halves - exact).norm() < 0.1 * (rounded - exact).norm()
 
 
 def test_a_chunk_size_that_was_asked_for_is_kept() -> None:
