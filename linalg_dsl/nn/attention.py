@@ -155,7 +155,7 @@ class Attention(nn.Module):
         mask[0] = first
         mask = mask.repeat(batch, 1, 1)[:, None]
         o = self._sdpa(cut(q).flatten(0, 1), with_previous(k), with_previous(v), mask=mask)
-        return o.view(batch, count * size, *o.shape[2:])[:, :tokens]
+        return o.reshape(batch, count * size, *o.shape[2:])[:, :tokens]
 
     def _continue(self, q: Tensor, k: Tensor, v: Tensor, state: AttentionState) -> Tensor:
         keys, values = torch.cat([state.keys.to(k.dtype), k], 1), torch.cat([state.values.to(v.dtype), v], 1)

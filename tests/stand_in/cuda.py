@@ -181,6 +181,14 @@ def set_sync_debug_mode(mode: int | str) -> None:
     torch.ops.linalg_dsl_stand_in.refuse_waits(STATE.mode == 2)
 
 
+def rms_norm(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    """torch's own has a backward for a GPU alone."""
+    wide = x.float()
+    mean = wide.square().mean(tuple(range(-len(shape), 0)), keepdim=True)
+    y = (wide * torch.rsqrt(mean + (torch.finfo(x.dtype).eps if eps is None else eps))).to(x.dtype)
+    return y if weight is None else y * weight
+
+
 def _nothing() -> Any:
     """A function that does nothing: a new one each time, since dynamo tells them apart."""
     return lambda *args, **kwargs: None
@@ -227,6 +235,7 @@ def install() -> None:
         given[name] = _nothing()
     for name, value in given.items():
         setattr(torch.cuda, name, value)
+    setattr(torch.nn.functional, "rms_norm", rms_norm)  # noqa: B010
     for switch in ("flash", "mem_efficient", "cudnn"):  # attention by what any device can do
         getattr(torch.backends.cuda, f"enable_{switch}_sdp")(False)
     torch._C._cuda_getCurrentRawStream = lambda device: STATE.stream.cuda_stream
