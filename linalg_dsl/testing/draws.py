@@ -31,9 +31,11 @@ def kind_of(seed: int) -> str:
     return KINDS[seed % len(KINDS)]
 
 
-def _shares_heads(seed: int) -> bool:
-    """Every other packed batch does too."""
-    return kind_of(seed) == "shared heads" or (kind_of(seed) == "packed" and seed // len(KINDS) % 2 == 0)
+def _shares_heads(subject: Subject, seed: int) -> bool:
+    """Of kernels every other packed batch does too: they sum over shared heads in buffers of their own."""
+    if subject.bitwise and kind_of(seed) == "packed":
+        return seed // len(KINDS) % 2 == 0
+    return kind_of(seed) == "shared heads"
 
 
 def shapes(subject: Subject, seed: int, *, packed: bool | None = None, longest: int = 70) -> Shape:
@@ -50,7 +52,7 @@ def shapes(subject: Subject, seed: int, *, packed: bool | None = None, longest: 
             H = chance.choice((2, 3))
         case "shared heads":
             H = chance.choice((4, 4, 3, 2))
-        case "packed":
+        case "packed" if subject.bitwise:
             H = max(H, 2)
         case "wide keys":
             K, V, length = chance.choice(WIDE), min(V, 5), min(length, 40)
@@ -208,7 +210,7 @@ def one_case(
         and subject.grouped_heads
         and shape.H > 1
         and len(subject.spec.inputs) > 1
-        and (_shares_heads(seed) or chance.random() < 0.15)
+        and (_shares_heads(subject, seed) or chance.random() < 0.15)
     ):
         # one input keeps all heads; half of them tell a map by division from one by remainder
         names = [d.name for d in subject.spec.inputs]

@@ -235,4 +235,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "a call without an initial state goes on from the last call's final state",
         call=_warm,
     ),
+    Mutant(
+        "lost_gradient_path_in_kernels",
+        "simple_gla",
+        "triton",
+        "the gradient of queries lacks the path through the state",
+        backward=term_lost("d_q", 0),
+    ),
+    Mutant(
+        "gradient_state_not_decayed",
+        "gated_delta_rule",
+        "triton",
+        "the gradient of a state passes a chunk without its decay",
+        backward=skipping("scale_state", which=-1),
+    ),
+    Mutant(
+        "mask_of_a_gradient_lost",
+        "delta_rule",
+        "triton",
+        "the gradient of a strict score is not masked",
+        backward=skipping("mask"),
+    ),
 )

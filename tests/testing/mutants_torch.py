@@ -24,9 +24,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "gates_by_difference",
-        "retnet",
+        "simple_gla",
         "torch",
-        "decays of pairs are exponentials of differences of cumulated sums, of a param that may be any size",
+        "decays of pairs are exponentials of differences of cumulated sums: NaN at resets",
         text=(
             Assigned(
                 "decay", "torch.exp(w.cumsum(-1)[..., :, None] - w.cumsum(-1)[..., None, :])", "^pair_decay$"
@@ -125,7 +125,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "delta_rule",
         "torch",
         "the gradient of the final state accumulates into memory that nobody filled",
-        text=(Rewrite("d_o.new_zeros(_s, dtype=work)", "d_o.new_empty(_s, dtype=work)"),),
+        text=(Rewrite("tensors[0].new_zeros(_s, dtype=work)", "tensors[0].new_empty(_s, dtype=work)"),),
     ),
     Mutant(
         "final_state_not_seen_backwards",

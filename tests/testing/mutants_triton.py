@@ -312,7 +312,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gated_delta_rule",
         "triton",
         "the first chunk of a packed sequence belongs to the one before",
-        text=(Rewrite("torch.searchsorted(_a, _b, right=True)", "torch.searchsorted(_a, _b)"),),
+        text=(Rewrite("_a // C + middle <= i", "_a // C + middle < i"),),
     ),
     Mutant(
         "tables_kept_by_length",
@@ -338,5 +338,125 @@ MUTANTS: tuple[Mutant, ...] = (
                 "d_o.contiguous()", "torch.as_strided(d_o, d_o.shape, torch.empty(d_o.shape).stride(), 0)"
             ),
         ),
+    ),
+    Mutant(
+        "carried_boundary_restarts_late",
+        "gated_delta_rule",
+        "triton",
+        "carried boundary terms are formed anew one chunk beside the one whose state was kept",
+        text=(Rewrite("(i_c + 1) % 8 == 0", "(i_c + 1) % 8 == 1", "_bwd_reverse"),),
+    ),
+    Mutant(
+        "inverse_for_ordinary_keys",
+        "delta_rule",
+        "triton",
+        "the last doubling of the triangular inverse is left out",
+        text=(Rewrite("range(1, LEVELS)", "range(1, LEVELS - 1)", "_fwd_prep$"),),
+    ),
+    Mutant(
+        "scale_missing_in_the_backward",
+        "gla",
+        "triton",
+        "the gradient of the output is not scaled where the output is",
+        text=(Rewrite("scale * _x", "_x", "_bwd_"),),
+    ),
+    Mutant(
+        "ragged_chunk_left_out",
+        "gated_delta_rule",
+        "triton",
+        "the walk ends before the ragged last chunk",
+        text=(
+            Rewrite(
+                "(length + STEP - 1) // STEP", "(length + (length < STEP) * (STEP - 1)) // STEP", "_fwd_walk$"
+            ),
+        ),
+    ),
+    Mutant(
+        "ragged_chunk_of_no_sequence",
+        "gla",
+        "triton",
+        "the table of packed sequences has no owner for a ragged chunk: nothing is prepared for it",
+        text=(Rewrite("chunk * C < end - begin", "(chunk + 1) * C <= end - begin"),),
+    ),
+    Mutant(
+        "own_gate_counted_to_the_end",
+        "gated_delta_rule",
+        "triton",
+        "what a token writes is decayed by its own gate on the way to the end of the chunk",
+        text=(
+            Rewrite(
+                "running_sums(_g, C, DOT, AFTER=True, STRICT=True)",
+                "running_sums(_g, C, DOT, AFTER=True, STRICT=False)",
+                "_fwd_prep$",
+            ),
+        ),
+    ),
+    Mutant(
+        "state_read_with_the_chunk_decayed",
+        "gla",
+        "triton",
+        "the output reads the state after the chunk's decay",
+        text=(
+            Assigned(
+                "b_since_start", "tl.exp2(tl.sum(b_log2_gate, 1))[:, None] + 0.0 * _value", "_fwd_prep$"
+            ),
+        ),
+    ),
+    Mutant(
+        "other_path_without_gradients",
+        "delta_rule",
+        "triton",
+        "a call that saves nothing for the backward scales its output otherwise",
+        text=(
+            Rewrite(
+                "_x.to(p_o.dtype.element_ty)",
+                "((1.0 if SAVE else 1.001) * _x).to(p_o.dtype.element_ty)",
+                "_fwd_walk$",
+            ),
+        ),
+    ),
+    Mutant(
+        "padding_updates_the_state",
+        "hgrn",
+        "triton",
+        "tokens beyond the end of a sequence update its state",
+        text=(Assigned("b_h", "_x", "_forward$", pattern="tl.where(live, _x, _y)"),),
+    ),
+    Mutant(
+        "ragged_group_left_out",
+        "hgrn",
+        "triton",
+        "a kernel that loads tokens in groups leaves out the last, ragged group",
+        text=(Rewrite("(length + U - 1) // U", "length // U", "_forward$"),),
+    ),
+    Mutant(
+        "states_taken_up_in_order",
+        "hgrn",
+        "triton",
+        "the backward takes the states before its tokens in the order of the forward",
+        text=(Rewrite("_every[W - 1 - i]", "_every[i]", "_backward$"),),
+    ),
+    Mutant(
+        "map_not_transposed_in_reverse",
+        "gated_delta_rule",
+        "triton",
+        "in two levels, gradients go back through the map of a super-chunk, not through its transpose",
+        text=(Never("REVERSE", "_super_scan$"),),
+        options=_TWO,
+    ),
+    Mutant(
+        "super_chunk_adds_nothing",
+        "gla",
+        "triton",
+        "in two levels, what a super-chunk makes of zeros is left out of the state before the next",
+        text=(Assigned("b_s", "_x", "_super_scan$", pattern="_x + _y"),),
+        options=_TWO,
+    ),
+    Mutant(
+        "write_forgotten_by_the_state",
+        "retnet",
+        "triton",
+        "a chunk hands on its decayed state without what it wrote",
+        text=(Assigned("b_s_next", "_x", "_fwd_walk$", pattern="_x + _y"),),
     ),
 )
