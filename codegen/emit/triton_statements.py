@@ -379,27 +379,30 @@ class Statements:
         return self._dot(f"tl.trans({scores})" if transposed else scores, rows)
 
     def _read(self, node: Node) -> str:
-        """x S. A factor per token scales the product: fewer numbers, and x goes in as it was loaded."""
+        """x S. Factors per token scale the product: fewer numbers, and x goes in as it was loaded."""
         x, state = node.args
-        factor, x = self._token_factor(x)
+        factors, x = self._token_factors(x)
         of_x, of_state = self.operand(x), self.operand(state)
         if self.tile(node.axes)[0] != "t":
             product = self._dot(of_state, f"tl.trans({of_x})")
         else:
             product = self._dot(of_x, of_state if node.attr("con") == "K" else f"tl.trans({of_state})")
-        return product if factor is None else f"{self.value(factor, node.axes)} * {product}"
+        return self._times(factors, product, node.axes)
 
     def _write(self, node: Node) -> str:
-        """x^T z. A factor per token goes to the operand whose axis the kernel splits."""
+        """x^T z. Factors per token go to the operand whose axis the kernel splits."""
         x, z = node.args
-        (of_x, bare_x), (of_z, bare_z) = self._token_factor(x), self._token_factor(z)
-        if of_x is not None and self.blocks["V"].length == "BLOCK":
-            scaled = f"({self.value(of_x, self.nodes[z].axes)} * {self.value(z)}).to(DOT)"
+        (of_x, bare_x), (of_z, bare_z) = self._token_factors(x), self._token_factors(z)
+        if of_x and self.blocks["V"].length == "BLOCK":
+            scaled = f"({self._times(of_x, self.value(z), self.nodes[z].axes)}).to(DOT)"
             return self._outer(self.operand(bare_x), scaled)
-        if of_z is not None and self.blocks["K"].length == "BLOCK":
-            scaled = f"({self.value(of_z, self.nodes[x].axes)} * {self.value(x)}).to(DOT)"
+        if of_z and self.blocks["K"].length == "BLOCK":
+            scaled = f"({self._times(of_z, self.value(x), self.nodes[x].axes)}).to(DOT)"
             return self._outer(scaled, self.operand(bare_z))
         return self._outer(self.operand(x), self.operand(z))
+
+    def _times(self, factors: Sequence[int], text: str, axes: Axes) -> str:
+        return " * ".join([*(self.value(f, axes) for f in factors), text])
 
     def _outer(self, x: str, z: str) -> str:
         """A state from the tiles of x [t, K] and z [t, V]."""
@@ -409,9 +412,12 @@ class Statements:
             return self._dot(x, z)
         return self._dot(f"tl.trans({x})", z)
 
-    def _token_factor(self, n: int) -> tuple[int | None, int]:
-        """(f, x) where n is f x with f one number per token (or one in all) and x as it was loaded."""
+    def _token_factors(self, n: int) -> tuple[tuple[int, ...], int]:
+        """(factors, x) where n is their product with x, each one number per token (or one in all) and x as
+        it was loaded."""
         node = self.nodes[n]
+        if n in self.raw:
+            return (), n
         if node.op == "mul":
             for f, x in (node.args, node.args[::-1]):
                 known = f in self.text or self.nodes[f].op == "number"
@@ -419,11 +425,12 @@ class Statements:
                     len(self.nodes[f].axes) < 2
                     and self.nodes[f].axes in ((), ("t",))
                     and known
-                    and x in self.raw
                     and self.nodes[x].axes == node.axes  # a param is no tile of tokens
                 ):
-                    return f, x
-        return None, n
+                    more, bare = self._token_factors(x)
+                    if bare in self.raw:
+                        return (f, *more), bare
+        return (), n
 
     def _binary(self, sign: str, node: Node) -> str:
         a, b = (self.value(x, node.axes) for x in node.args)

@@ -179,11 +179,12 @@ def leaves_last_states(plan: KernelPlan, kernel: Kernel) -> bool:
 
 
 def tile_kinds(nodes: Sequence[Node], kernel: Kernel) -> tuple[str, ...]:
-    """The axes of every tile that a walk loads in its loop, "o" for the axis it owns, "b" for its block; in
-    capitals those of states that it keeps for another.
+    """The axes of every tile that a kernel loads in its loop, "o" for the axis a walk owns, "b" for its
+    block; in capitals those of states that it keeps for another. Of walks also "t", one number per token.
     """
-    wide = (nodes[n].axes for n in kernel.loads if "t" in nodes[n].axes and len(nodes[n].axes) == 2)
-    kinds = ["".join(a if a in "ts" else "b" if a == kernel.split else "o" for a in axes) for axes in wide]
+    least = 1 if kernel.family == "walk" else 2
+    timed = (nodes[n].axes for n in kernel.loads if "t" in nodes[n].axes and len(nodes[n].axes) >= least)
+    kinds = ["".join(a if a in "ts" else "b" if a == kernel.split else "o" for a in axes) for axes in timed]
     if kernel.boundary:
         keeps = kernel.direction == kernel.boundary.keeper
         kinds += ["OB" if keeps else "ob"] * kept_states(kernel.boundary)

@@ -99,9 +99,9 @@ def choose_walk(
 def walk_stages(loads: tuple[str, ...], own: int, block: int, chunk: int, room: int) -> int:
     """How many stages of a walk's loads fit beside what else it holds, three at most; ``room`` in numbers."""
     sizes = {"t": chunk, "s": chunk, "o": own, "b": block}
-    stage, late, fixed = 0, 0, chunk * chunk  # the last with the unit matrix
+    stage, late, fixed = 0, 0, chunk * chunk + 16  # the unit matrix, and what Triton adds for itself
     for axes in loads:
-        elements = 1
+        elements = 2 if axes == "t" else 1  # gates and decays have four bytes
         for axis in axes.lower():
             elements *= sizes[axis]
         if axes.isupper():

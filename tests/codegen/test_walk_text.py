@@ -101,6 +101,19 @@ def test_stages_count_the_buffers_of_every_tile() -> None:
         sizes = {"t": 64, "s": 64, "o": 128, "b": block}
         tiles = [sizes[a[0]] * sizes[a[1]] for a in kinds if "t" in a]
         assert 2 * stages * sum(tiles) <= SHARED
+    # numbers per token have buffers too: with five of them three stages were 8 bytes more than there are
+    assert choose_walk(("t", *loads), 128, 128, 64, 2, SHARED, 128, 132)[2] == 3
+    assert choose_walk(("t",) * 5 + loads, 128, 128, 64, 2, SHARED, 128, 132)[2] == 2
+
+
+def test_all_factors_of_a_token_leave_the_operand() -> None:
+    """mLSTM's read q / max(|n|, 1) scaled by its decay: q goes into products as it was loaded."""
+    op = ld.compile(ld.ops.mlstm.spec)
+    (text,) = (m.text for m in op.modules("triton") if m.name == "mlstm_C")
+    for walk in ("fwd_walk", "bwd_reverse_v"):
+        kernel = text.split(f"def mlstm_C_{walk}(")[1].split("@triton.jit")[0]
+        assert "b_q.to(DOT)" in kernel
+        assert "widened(b_q" not in kernel
 
 
 def test_blocks_leave_room_to_turn_results_of_products_below_sm_90() -> None:
