@@ -33,6 +33,7 @@ from linalg_dsl.ops.carried import started, state_labels
 from linalg_dsl.ops.op import CompiledOp
 from linalg_dsl.ops.stage_op import StageOp
 from linalg_dsl.planner.form import CanonicalRecurrence
+from linalg_dsl.planner.outputs import each, one_or_all
 from linalg_dsl.planner.step_form import StepForm
 
 CHUNK = 64
@@ -109,7 +110,7 @@ def _stage(
     initials: Sequence[Tensor | None],
     cu_seqlens: Tensor | None,
     want: bool,
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+) -> tuple[Any, tuple[Tensor | None, ...]]:
     """One stage by its PyTorch module, called as it is so that its operations are seen."""
     names = {c.name for c in stage.spec.consts}
     own = tuple((n, v) for n, v in consts if n in names)
@@ -124,8 +125,9 @@ def _stage(
     begin = started(stage.spec, initials, {**whole, "N": count, "H": heads}, tensors[0])
     values = tuple(numbers[c] for c in module.CONSTS)
     run: Callable[..., tuple[Tensor, ...]] = _Module.apply
-    o, *states = run(module, values, cu_seqlens, len(tensors), *tensors, *begin)
-    return o, tuple(states)
+    results = run(module, values, cu_seqlens, len(tensors), *tensors, *begin)
+    outputs = len(stage.spec.outputs)
+    return one_or_all(results[:outputs]), tuple(results[outputs:])
 
 
 class _Module(torch.autograd.Function):
@@ -143,15 +145,15 @@ class _Module(torch.autograd.Function):
         tensors = tuple(x.contiguous() for x in given[:count])
         initials = tuple(None if x is None else x.contiguous() for x in given[count:])
         o, states, residuals = module.forward(tensors, initials, values, offsets, True, True)
-        ctx.kept = (module, values, offsets, tensors, initials, residuals)
-        return (o, *states)
+        ctx.kept = (module, values, offsets, tensors, initials, residuals, len(each(o)))
+        return (*each(o), *states)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        module, values, offsets, tensors, initials, residuals = ctx.kept
-        d_o, *d_states = grads
-        d_finals = tuple(None if d is None else d.contiguous() for d in d_states)
+        module, values, offsets, tensors, initials, residuals, outputs = ctx.kept
+        d_outputs = one_or_all([d.contiguous() for d in grads[:outputs]])
+        d_finals = tuple(None if d is None else d.contiguous() for d in grads[outputs:])
         found, d_initials = module.backward(
-            tensors, initials, values, offsets, residuals, d_o.contiguous(), d_finals
+            tensors, initials, values, offsets, residuals, d_outputs, d_finals
         )
         return None, None, None, None, *found, *d_initials

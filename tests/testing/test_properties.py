@@ -46,6 +46,13 @@ def test_a_property_holds_of_generated_code(entry: str, name: str) -> None:
         assert name in ("reductions", "chunk_size_invariance", "linearity", "scaling_laws")
 
 
+def test_conditions_are_found_where_a_state_is_read_in_several_ways() -> None:
+    """A stage with two outputs, of which the loss may need one only."""
+    op = linalg_dsl.compile(ops.hla.spec, backend="torch")
+    assert any(len(s.spec.outputs) > 1 for s in op.stage_ops)
+    PROPERTIES["matches_reference"](Subject.of_op(op), seed=400, examples=1)
+
+
 def test_faults_are_known_for_every_property() -> None:
     assert set(FAULTS) | OF_OPS == set(PROPERTIES)
 
