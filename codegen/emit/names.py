@@ -7,6 +7,8 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+from linalg_dsl.language.names import free_name
+
 _MARKS = {
     "COMBINING CIRCUMFLEX ACCENT": "hat",
     "COMBINING TILDE": "tilde",
@@ -63,13 +65,7 @@ class Names:
         self._taken |= set(words)
 
     def unique(self, wanted: str) -> str:
-        base = ascii_identifier(wanted)
-        name, number = base, 1
-        while name in self._taken:
-            number += 1
-            name = f"{base}_{number}"
-        self._taken.add(name)
-        return name
+        return free_name(ascii_identifier(wanted), self._taken)
 
 
 def _latin(char: str, after: str) -> str:

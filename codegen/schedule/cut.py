@@ -16,6 +16,7 @@ from linalg_dsl.codegen.schedule.kernel_plan import BoundaryTerm, Buffer, Elemen
 from linalg_dsl.codegen.schedule.naming import with_names
 from linalg_dsl.codegen.schedule.phase import Phase
 from linalg_dsl.codegen.schedule.verify import verify
+from linalg_dsl.language.names import free_name
 from linalg_dsl.planner.ops import OPS
 from linalg_dsl.planner.plan import ChunkPlan
 
@@ -112,13 +113,13 @@ class _Cut:
                     if n in results:
                         continue
                     node = self.nodes[n]
-                    name = _unique(node.label or f"{node.op}_{n}", taken)
+                    name = free_name(node.label or f"{node.op}_{n}", taken)
                     saved = phase is forward and n in read_back
                     of_blocks = n in shares(self.nodes, kernel)
                     out.append(Buffer(n, name, node.axes, self._element(n), saved, n in extra, of_blocks))
         for boundary in self.boundaries:
             for n in boundary.nodes:
-                out.append(Buffer(n, _unique("boundary", taken), (boundary.axis,), "float32"))
+                out.append(Buffer(n, free_name("boundary", taken), (boundary.axis,), "float32"))
         return tuple(out)
 
     def _element(self, n: int) -> Element:
@@ -156,12 +157,4 @@ def _with_stores(kernels: list[Kernel], extra: set[int]) -> list[Kernel]:
         more = sorted(extra & set(kernel.body))
         extra = extra - set(more)
         out.append(replace(kernel, stores=(*kernel.stores, *more)) if more else kernel)
-    return out
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    out, i = name, 2
-    while out in taken:
-        out, i = f"{name}_{i}", i + 1
-    taken.add(out)
     return out

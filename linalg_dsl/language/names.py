@@ -20,6 +20,16 @@ def is_name(name: str) -> bool:
     return name.isidentifier() and len(name) <= LONGEST and not name.startswith("_")
 
 
+def free_name(wanted: str, taken: set[str]) -> str:
+    """``wanted``, or with the first number from 2 that is free; it is ``taken`` then."""
+    name, number = wanted, 1
+    while name in taken:
+        number += 1
+        name = f"{wanted}_{number}"
+    taken.add(name)
+    return name
+
+
 def ascii_name(name: str) -> str:
     """The ASCII spelling: Greek letters by their names, ``k̂`` as ``k_hat``, others by code point.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from linalg_dsl.algebra.expr import Symbol
+from linalg_dsl.language.names import free_name
 from linalg_dsl.language.spec import Equation, Input, RecurrenceSpec, State, shape_of
 from linalg_dsl.planner.constants import find_constants
 from linalg_dsl.planner.step_form import StepForm, step_form
@@ -43,7 +44,7 @@ def decode_form(spec: RecurrenceSpec, consts: Mapping[str, float] | None = None)
         rows = _rows(decl, sizes)
         parts.append(rows)
         for row in rows:
-            name = _free(f"{decl.name}_prev" if row is None else f"{decl.name}_prev_{row}", taken)
+            name = free_name(f"{decl.name}_prev" if row is None else f"{decl.name}_prev_{row}", taken)
             before[decl.name, row] = name
             dims = decl.dims if row is None else decl.dims[1:]
             states.append(State(name, dims))
@@ -61,12 +62,3 @@ def _rows(decl: Input, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
             return tuple(range(sizes[n]))
         case _:
             return (None,)
-
-
-def _free(name: str, taken: set[str]) -> str:
-    found, number = name, 1
-    while found in taken:
-        number += 1
-        found = f"{name}_{number}"
-    taken.add(found)
-    return found

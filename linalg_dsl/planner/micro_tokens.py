@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from linalg_dsl.algebra.expr import ZERO, Expr, Iterate, Number, Symbol, mul, power
 from linalg_dsl.algebra.traverse import mentions, symbols, transform, walk
 from linalg_dsl.errors import ArgumentError, DslError, InternalError
+from linalg_dsl.language.names import free_name
 from linalg_dsl.language.spec import Equation, Input, Interval, RecurrenceSpec
 from linalg_dsl.planner.adjoint import backward
 from linalg_dsl.planner.chunkwise import derive
@@ -106,7 +107,7 @@ class _Rewrite:
                 layouts.append(fill)
             arguments.append(argument)
             if fill is not None and decl.name in elsewhere:
-                name = firsts[decl.name] = _free(f"{decl.name}_first", taken)
+                name = firsts[decl.name] = free_name(f"{decl.name}_first", taken)
                 inputs.append(_filled(decl, name, fill))
                 layouts.append(fill)
                 arguments.append(argument)
@@ -224,12 +225,3 @@ def _with(interval: Interval, value: float) -> Interval:
     if high is not None and (value > high or (value == high and interval.high_open)):
         interval = replace(interval, high=value, high_open=False)
     return interval
-
-
-def _free(name: str, taken: set[str]) -> str:
-    number, found = 1, name
-    while found in taken:
-        number += 1
-        found = f"{name}_{number}"
-    taken.add(found)
-    return found

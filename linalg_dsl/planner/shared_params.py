@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from linalg_dsl.algebra.expr import Call, Expr, Symbol
 from linalg_dsl.algebra.traverse import mentions, transform, walk
+from linalg_dsl.language.names import free_name
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.stages import PerToken, Stage, Stages, Step
 
@@ -25,10 +26,7 @@ def meeting_at_tokens(stages: Stages) -> Stages:
         users = [s for s in stages.stages if param in s.arguments]
         if len(users) < 2 or not any(_keeps_a_maximum(s.spec) for s in users):
             continue
-        name = f"{param}_each"
-        while name in taken:
-            name += "_"
-        taken.add(name)
+        name = free_name(f"{param}_each", taken)
         first: Step = PerToken(name, param)
         changed = [_timed(s, param, name) if isinstance(s, Stage) else s for s in stages.steps]
         stages = replace(stages, steps=(first, *changed))

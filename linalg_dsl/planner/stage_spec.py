@@ -9,7 +9,7 @@ from linalg_dsl.algebra.expr import Dim, Expr, Identity, Product, Symbol, mul
 from linalg_dsl.algebra.rules import BIG_DIMS, is_small, split_inner_products
 from linalg_dsl.algebra.traverse import mentions, rebuild, symbols, transform, walk
 from linalg_dsl.errors import DslError
-from linalg_dsl.language.names import LONGEST
+from linalg_dsl.language.names import LONGEST, free_name
 from linalg_dsl.language.spec import Const, Equation, Input, Interval, RecurrenceSpec, State
 from linalg_dsl.planner.stages import Stage, Step, TokenStep
 
@@ -77,12 +77,7 @@ class StageMaker:
 
     def _stage_name(self, states: Sequence[State]) -> str:
         base = "_".join([self.spec.name, *(s.name for s in states)])[: LONGEST - 4]
-        name, number = base, 1
-        while name in self.names:
-            number += 1
-            name = f"{base}_{number}"
-        self.names.add(name)
-        return name
+        return free_name(base, self.names)
 
     def _axes(self, states: Sequence[State], equations: Sequence[Equation]) -> dict[str, str]:
         """What each axis of the whole recurrence is in the stage: K, V, or itself where it is unrolled."""

@@ -22,70 +22,58 @@ from linalg_dsl.language.spec import RecurrenceSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class _OneValue:
+    """A step that makes the value ``name``, and is told in one line."""
+
+    name: str
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        return (str(self),)
+
+
+@dataclass(frozen=True, slots=True)
+class Shift(_OneValue):
     """``name``: the value ``of`` at the token before.
 
     Before the first token of a sequence stands the carried tensor ``first`` of the call, or ``start``
     where it is not handed in. ``carries``: its last token is part of what the call hands on.
     """
 
-    name: str
     of: str
     first: str
     start: float = 0.0
     carries: bool = False
-
-    @property
-    def made(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def headline(self) -> tuple[str, ...]:
-        return (str(self),)
 
     def __str__(self) -> str:
         return f"{self.name}_t = {self.of}_{{t-1}}, from {self.first} or {show_float(self.start)}"
 
 
 @dataclass(frozen=True, slots=True)
-class TokenStep:
+class TokenStep(_OneValue):
     """``name``: an expression of values at one token, computed in float32.
 
     ``dims``: its axes, of the whole recurrence. ``timed`` is false where it is made of params only.
     """
 
-    name: str
     value: Expr
     dims: tuple[Dim, ...]
     timed: bool = True
-
-    @property
-    def made(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def headline(self) -> tuple[str, ...]:
-        return (str(self),)
 
     def __str__(self) -> str:
         return f"{self.name}{'_t' if self.timed else ''} = {show_expr(self.value)}"
 
 
 @dataclass(frozen=True, slots=True)
-class PerToken:
+class PerToken(_OneValue):
     """``name``: the param ``of`` at every token, in float32, so that its gradients from several stages are
     added token by token (``planner/shared_params.py``)."""
 
-    name: str
     of: str
-
-    @property
-    def made(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def headline(self) -> tuple[str, ...]:
-        return (str(self),)
 
     def __str__(self) -> str:
         return f"{self.name}_t = {self.of}, whose gradients from the stages are added token by token"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from replays import profiled
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -173,20 +174,12 @@ def test_the_argument_between_kernels_is_where_its_buffer_is(newer: bool) -> Non
 
 
 def test_a_profiler_gets_launches_with_descriptors_of_the_call() -> None:
-    from triton import knobs
-
     driver = Driver(True)
     kernel, made = recorded(driver)
     x = torch.zeros(2, 5, 3, 8)
 
-    def hook(metadata: Any) -> None:
-        pass
-
-    knobs.runtime.launch_enter_hook.add(hook)
-    try:
+    with profiled():
         made([x], [x.data_ptr()])
-    finally:
-        knobs.runtime.launch_enter_hook.remove(hook)
     assert not driver.launched
     given = kernel.slow[-1]
     assert given[3].base.data_ptr() == x.data_ptr()

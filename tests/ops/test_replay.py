@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from op_cases import TEXTS
+from replays import count_replays, profiled
 from torch import Tensor
 
 import linalg_dsl
@@ -15,21 +16,13 @@ from linalg_dsl.ops import replay as replay_module
 from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.draw import draw
 from linalg_dsl.ops.op import CompiledOp
-from linalg_dsl.ops.replay import Buffer, CompiledLaunch, Recorder, Replay, ReplayCache, _together, describe
+from linalg_dsl.ops.replay import Buffer, CompiledLaunch, Recorder, ReplayCache, _together, describe
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often something was replayed."""
-    calls: list[int] = []
-    run = Replay.__call__
-
-    def count(self: Replay, tensors: Any, addresses: Any) -> list[Tensor]:
-        calls.append(1)
-        return run(self, tensors, addresses)
-
-    monkeypatch.setattr(Replay, "__call__", count)
-    return calls
+    return count_replays(monkeypatch)
 
 
 def pair(name: str) -> tuple[CompiledOp, CompiledOp]:
@@ -240,8 +233,6 @@ def test_a_compiled_kernel_gets_grid_stream_addresses_and_constants_in_order() -
 
 
 def test_a_profiler_of_triton_sees_its_own_launches() -> None:
-    from triton import knobs
-
     kernel = FakeKernel()
     x = torch.zeros(4)
     with Recorder({id(x): (0, 0)}, 1) as recorder:
@@ -250,14 +241,8 @@ def test_a_profiler_of_triton_sees_its_own_launches() -> None:
     made = recorder.replay((o,), x)
     assert made is not None
 
-    def hook(metadata: Any) -> None:
-        pass
-
-    knobs.runtime.launch_enter_hook.add(hook)
-    try:
+    with profiled():
         made([x], [x.data_ptr()])
-    finally:
-        knobs.runtime.launch_enter_hook.remove(hook)
     assert (kernel.slow, len(kernel.seen)) == (2, 0)
 
 

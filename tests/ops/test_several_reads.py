@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from replays import count_replays
 from torch import Tensor
 
 import linalg_dsl
@@ -18,7 +19,6 @@ from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.check import CheckReport
 from linalg_dsl.ops.draw import draw, draw_state
 from linalg_dsl.ops.op import CompiledOp
-from linalg_dsl.ops.replay import Replay
 from linalg_dsl.planner.split import split
 
 HEAD = "recurrence reads\ninput q, p, k : [K]\ninput v : [V]\n"
@@ -90,14 +90,7 @@ def test_kernels_agree_with_the_step_loop(name: str) -> None:
 def test_calls_without_gradients_are_replayed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("on the GPU: tests/gpu")
-    calls: list[int] = []
-    run = Replay.__call__
-
-    def count(self: Replay, tensors: Any, addresses: Any) -> list[Tensor]:
-        calls.append(1)
-        return run(self, tensors, addresses)
-
-    monkeypatch.setattr(Replay, "__call__", count)
+    calls = count_replays(monkeypatch)
     op = linalg_dsl.compile(TEXTS[name], backend="triton")
     for seed in range(3):
         tensors = draw(op.spec, 1, 5, 2, 3, 4, dtype=torch.float32, seed=seed)
