@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 
 import pytest
@@ -52,7 +53,8 @@ def _size(name: str, params: Mapping[str, torch.nn.Parameter]) -> float:
     assert grad is not None
     if not name.endswith(".bias") or weight is None or weight.grad is None:
         return float(grad.norm())
-    return max(float(grad.norm()), float(weight.grad.norm()) * weight.shape[1] ** -0.5)
+    columns: int = weight.shape[1]
+    return max(float(grad.norm()), float(weight.grad.norm()) / math.sqrt(columns))
 
 
 def test_cached_generation_equals_the_full_forward() -> None:
