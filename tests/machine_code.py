@@ -85,7 +85,7 @@ class Machine:
     def walk(self, program: int, out: Walk) -> None:
         zeros = np.zeros(self.threads, np.int64)
         self.registers: dict[str, Words] = {"RZ": zeros, "URZ": zeros, "SRZ": zeros}
-        self.flags: dict[str, np.ndarray | None] = {"PT": zeros == 0, "UPT": zeros == 0}
+        self.flags: dict[str, Words] = {"PT": zeros == 0, "UPT": zeros == 0}
         self.special = {
             "SR_TID.X": np.arange(self.threads),
             "SR_CTAID.X": zeros + program,
@@ -186,11 +186,11 @@ class Machine:
         self.put(name, None if value is None else value & LOW)
         self.put(after(name, 1), None if value is None else (value >> 32) & LOW)
 
-    def flag(self, text: str) -> np.ndarray | None:
+    def flag(self, text: str) -> Words:
         x = self.flags.get(text.lstrip("!"))
         return None if x is None else ~x if text.startswith("!") else x
 
-    def put_flag(self, name: str, value: np.ndarray | None) -> None:
+    def put_flag(self, name: str, value: Words) -> None:
         if name in ("PT", "UPT"):
             return
         old = self.flags.get(name)
@@ -239,7 +239,7 @@ class Machine:
             found = re.search(r"\[(R\d+|RZ)\.64(?:\+(-?0x[0-9a-f]+))?\]", where)
             found = found or re.search(r"\[(U?R\d+)(?:\.64)?(?:\+(-?0x[0-9a-f]+))?\]", where)
             address = self.wide(found[1]) if found else None
-            if address is None:
+            if found is None or address is None:
                 self.out.unknown += 1
                 if root == "LDG":
                     self._forget(f"LDG {operands[0]}")

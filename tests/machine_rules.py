@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from machine_code import Machine
 
-Words = np.ndarray | None
-"""A 32-bit register of every thread, as unsigned numbers in 64 bits; None where nothing is known."""
+Words = Any
+"""A 32-bit register of every thread, an array of unsigned numbers in 64 bits; None where nothing is known."""
 LOW = 0xFFFFFFFF
 
 
@@ -139,6 +139,7 @@ def _lea(m: Machine, kinds: list[str], ops: list[str]) -> None:
     flags, rest = _split(ops)
     a, b = m.get(rest[0]), m.get(rest[1])
     if "HI" in kinds:
+        high: Words
         if "SX32" in kinds:
             high = None if a is None else signed(a) >> 31
             shift = int(rest[2], 0)
