@@ -250,7 +250,8 @@ def has_nan(x, LOOK: tl.constexpr):
     """Whether an entry is NaN; "always": True unseen, where a branch does not compile or spills.
 
     Triton 3.7 fails at sums of rows that lie in tensor memory (LOOK "flat" has none), and on AMD cards at a
-    product in a branch of a loop; below sm_90 operands that wait for it spill, up to 3 KB.
+    product in a branch of a loop; below sm_90 operands that wait for it spill, up to 3 KB; on sm_90 beside
+    products that sum over more than 128, up to 2.4 KB.
     What such a branch does is right whether or not there is NaN.
     """
     if LOOK == "always":

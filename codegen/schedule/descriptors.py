@@ -31,9 +31,12 @@ def pays(plan: KernelPlan, kernel: Kernel) -> bool:
     and .261 for .362 (comba); where they meet them .229 for .262 and .249 for .249 with the eight and nine
     tiles of the gated delta rule and of comba, .184 for .170 with the five of simple_gla. Walks of a
     backward that load nothing but [C, K] and [C, V] tiles: .085 for .088, .083 for .088, but .099 for .098
-    where a reverse one splits keys. Others were the same or up to five percent slower. A forward's stay as
-    they are: with descriptors the host prepares a few microseconds longer.
+    where a reverse one splits keys. Others were the same or up to five percent slower, those of coupled
+    states, whose blocks are narrow, not measured. A forward's stay as they are: with descriptors the host
+    prepares a few microseconds longer.
     """
+    if len(kernel.carries) > 1:
+        return False
     kinds = tile_kinds(plan.plan.nodes, kernel)
     tiles = [axes for axes in kinds if len(axes) == 2 and "t" in axes]
     if kernel.boundary is None:
