@@ -11,6 +11,7 @@ from torch import Tensor
 from linalg_dsl.algebra.expr import Dim
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import Input, Interval, RecurrenceSpec
+from linalg_dsl.ops.divisors import divisors
 from linalg_dsl.ops.promises import promised_range
 from linalg_dsl.ops.reference import const_values
 
@@ -38,7 +39,8 @@ def draw(
     that they do not depend on device or type. ``heads`` gives some names fewer heads than ``H``.
 
     Vectors [K] without a promise are normal numbers scaled to a length of about 1, square matrices to
-    eigenvalues of at most about 1.
+    eigenvalues of at most about 1. Where products of vectors without a promise are divided by, their elements
+    are positive, as those of features are (``divisors``).
 
     Gates, as decay per token in the log: ``mild`` log sigmoid of a normal (2, 1), over 4; ``slow`` about
     -0.002; ``strong`` a mixture of 0, -1e-7, -1, -10 and -60; ``resets`` mild, with one token in eight at
@@ -53,12 +55,16 @@ def draw(
     sizes: dict[str, float] = {"K": K, "V": V}
     sizes |= const_values(spec, {"K": K, "V": V}, consts or {})
     generator = torch.Generator().manual_seed(seed)
+    positive = _positive_inputs(spec)
     result = {}
     for decl in spec.inputs:
         count = few.get(decl.name, H)
         lead = (B, T, count) if decl.timed else (count,)
         shape = (*lead, *(_size(spec, sizes, d) for d in decl.dims))
-        result[decl.name] = _draw_one(decl, shape, gates, generator).to(device=device, dtype=dtype)
+        value = _draw_one(decl, shape, gates, generator)
+        if decl.name in positive:
+            value = value.abs()
+        result[decl.name] = value.to(device=device, dtype=dtype)
     return result
 
 
@@ -75,7 +81,7 @@ def draw_state(
 ) -> tuple[Tensor, ...]:
     """What is carried into a sequence, [N, H, *dims] each, in the order of ``spec.carried``.
 
-    States are normal numbers, shifted inputs what their declaration promises.
+    States are normal numbers, those that are divided by positive; shifted inputs are as ``draw`` has them.
     """
     generator = torch.Generator().manual_seed(seed + 7919)
     sizes: dict[str, float] = {"K": K, "V": V}
@@ -86,7 +92,14 @@ def draw_state(
 
     drawn = [torch.randn(shape(s.dims), generator=generator, dtype=torch.float64) for s in spec.states]
     drawn += [_draw_one(i, shape(i.dims), "mild", generator) for i in spec.shifted]
-    return tuple(x.to(device=device, dtype=dtype) for x in drawn)
+    positive = divisors(spec).states | _positive_inputs(spec)
+    named = zip(spec.carried, drawn, strict=True)
+    return tuple((x.abs() if n in positive else x).to(device=device, dtype=dtype) for n, x in named)
+
+
+def _positive_inputs(spec: RecurrenceSpec) -> frozenset[str]:
+    free = {d.name for d in spec.inputs if d.range == Interval()}
+    return divisors(spec).inputs & free
 
 
 def _draw_one(decl: Input, shape: tuple[int, ...], gates: GateKind, generator: torch.Generator) -> Tensor:

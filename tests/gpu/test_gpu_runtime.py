@@ -120,14 +120,28 @@ def test_a_captured_graph_of_both_directions_follows_its_inputs(name: str) -> No
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_inductor_gives_the_bits_of_the_call(name: str) -> None:
+    """At any batch and length, from two graphs: one of the first shape, one of all shapes.
+
+    A batch of 1 may have one more, since torch takes a size of 0 or 1 for a constant. Steps on tokens between
+    stages are for Inductor to fuse, with sums in its own order: there as near as bfloat16 is.
+    """
     op = op_of(name, backend="triton")
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # what tests before this one have counted
     fast: Any = torch.compile(op, fullgraph=True)
-    for B, T in ((2, 100), (3, 131), (1, 64)):
-        tensors, states = on_gpu(op, B, T, 2, 64, 64)
-        found, wanted = (with_gradients(f, tensors, states) for f in (fast, op))
-        assert same([*found[0], *found[1]], [*wanted[0], *wanted[1]])
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+    def graphs_after(*shapes: tuple[int, int]) -> int:
+        for B, T in shapes:
+            tensors, states = on_gpu(op, B, T, 2, 64, 64)
+            found, wanted = (with_gradients(f, tensors, states) for f in (fast, op))
+            if op.stages.is_whole:
+                assert same([*found[0], *found[1]], [*wanted[0], *wanted[1]])
+            else:
+                assert worst([*found[0], *found[1]], [*wanted[0], *wanted[1]]) < 2**-7
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    assert graphs_after((2, 100), (3, 131), (2, 64), (5, 300)) <= 2
+    assert graphs_after((1, 64), (1, 131)) <= 3
 
 
 @pytest.mark.parametrize("name", CLASSES)

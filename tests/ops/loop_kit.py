@@ -93,3 +93,8 @@ def run_loop(
     o = o.reshape(batch, heads, *o.shape[1:]).transpose(1, 2)
     finals = {name: torch.stack(values) for name, values in ends.items()}
     return o, {name: x.reshape(batch, heads, *x.shape[1:]) for name, x in finals.items()}
+
+
+def phase(x: At) -> Tensor:
+    """The number of size 1 in the direction of c + i s."""
+    return torch.polar(torch.ones_like(x.c), torch.atan2(x.s, x.c))

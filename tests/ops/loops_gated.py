@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from loop_kit import At, Result, Step, columns, outer, root, rows, unit
+from loop_kit import At, Result, Step, columns, outer, phase, root, rows, unit
 from torch import Tensor
 from torch.nn.functional import softplus
 
@@ -112,25 +112,25 @@ def _complex(re: Tensor, im: Tensor) -> Tensor:
 
 def lru(x: At, past: At) -> Result:
     size = torch.exp(-torch.exp(x.nu))
-    gate = size * _complex(x.c, x.s)
+    gate = size * phase(x)
     drive = torch.sqrt(1 - size**2) * (_complex(x.B_re, x.B_im) @ x.u.to(gate.dtype))
     h = gate * _complex(past.x, past.y) + drive
     return (_complex(x.C_re, x.C_im).T @ h).real + x.D * x.u, {"x": h.real, "y": h.imag}
 
 
 def s4d(x: At, past: At) -> Result:
-    h = x.r * _complex(x.c, x.s) * _complex(past.x, past.y) + _complex(x.b_re, x.b_im) * x.u
+    h = x.r * phase(x) * _complex(past.x, past.y) + _complex(x.b_re, x.b_im) * x.u
     return (_complex(x.c_re, x.c_im) @ h).real + x.d * x.u, {"x": h.real, "y": h.imag}
 
 
 def s5(x: At, past: At) -> Result:
-    gate = x.r * _complex(x.c, x.s)
+    gate = x.r * phase(x)
     h = gate * _complex(past.x, past.y) + _complex(x.B_re, x.B_im) @ x.u.to(gate.dtype)
     return (_complex(x.C_re, x.C_im).T @ h).real + x.D * x.u, {"x": h.real, "y": h.imag}
 
 
 def hgrn_complex(x: At, past: At) -> Result:
-    h = x.f * _complex(x.c, x.s) * _complex(past.x, past.y) + (1 - x.f) * _complex(x.u, x.w)
+    h = x.f * phase(x) * _complex(past.x, past.y) + (1 - x.f) * _complex(x.u, x.w)
     return h.real, {"x": h.real, "y": h.imag}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from loop_kit import At, Result, Step, columns, outer, root, rows
+from loop_kit import At, Result, Step, columns, outer, phase, root, rows
 from torch import Tensor
 from torch.nn.functional import elu, layer_norm
 
@@ -81,7 +81,7 @@ def raven(x: At, past: At) -> Result:
 
 
 def blurry_window(x: At, past: At) -> Result:
-    gate = torch.complex(x.r * x.c, x.r * x.s)
+    gate = x.r * phase(x)
     keys = columns(torch.complex(past.X, past.Y), gate) + outer(x.k, x.w)
     values = rows(gate, torch.complex(past.E, past.F)) + outer(x.w, x.v)
     weights = torch.softmax(keys.real.T @ x.q / root(x.q), dim=0)
