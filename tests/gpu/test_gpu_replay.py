@@ -42,7 +42,7 @@ def test_replayed_gradients_have_the_bits_of_the_operator(
 
 def test_a_side_stream_and_a_graph_take_their_own() -> None:
     op = op_of("gated_delta_rule", backend="triton")
-    tensors, states = on_gpu(op, 2, 200, 2, 64, 64)
+    tensors, _ = on_gpu(op, 2, 200, 2, 64, 64)
     leaves = [x.requires_grad_() for x in tensors]
 
     def run() -> Any:

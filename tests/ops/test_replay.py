@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -263,13 +264,14 @@ def test_operations_between_launches_are_carried_out_again() -> None:
 def test_what_depends_on_data_or_changes_it_is_not_replayed() -> None:
     x = torch.ones(4)
     strange = torch.ones(4)  # of no leaf: another call may have another
-    for work in (
+    works: list[Callable[[], Tensor]] = [
         lambda: torch.zeros(4) + x[0].item(),
         lambda: torch.zeros(4).add_(x),
         lambda: x + strange,
         lambda: torch.topk(x, 2)[0],
         lambda: torch.rand(4),
-    ):
+    ]
+    for work in works:
         with Recorder({id(x): (0, 0)}, 1) as recorder:
             o = work()
         assert recorder.replay((o,), x) is None
