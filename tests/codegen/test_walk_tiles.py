@@ -275,7 +275,7 @@ def test_unasked_only_where_registers_are_short() -> None:
 
 
 @pytest.mark.usefixtures("compiling")
-def test_calls_without_descriptors_have_the_sizes_of_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_without_descriptors_have_the_sizes_of_pointers(tmp_path: Path) -> None:
     """Packed, say: what a walk by descriptors has registers for, one by pointers has not."""
     op, plain = compiled("gated_delta_rule"), compiled("gated_delta_rule", launch={"walk": {"tma": 0}})
     for shape in ({"key": 100}, {"key": 64, "value": 64}, {"batch": 1}):
@@ -287,12 +287,14 @@ def test_calls_without_descriptors_have_the_sizes_of_pointers(monkeypatch: pytes
             for each in (op, plain)
         )
         assert found == other
-    module, offsets = module_of(op), torch.tensor([0, 40, 100], dtype=torch.int32)
-    monkeypatch.setattr(module, "architecture", lambda device: 9)
-    monkeypatch.setattr(module, "device_limits", lambda device: (2, 232448, False))
+    # a copy: the module of an op would be that of later tests too, whose kernels are interpreted
+    module: Any = module_of_text(tmp_path, "compiling", op.module_text("triton"))
+    module.architecture = lambda device: 9
+    module.device_limits = lambda device: (2, 232448, False)
+    offsets = torch.tensor([0, 40, 100], dtype=torch.int32)
     tensors = tuple(
         torch.empty(1, 100, 16, *(128 for _ in d), dtype=torch.bfloat16 if d else torch.float32)
-        for d in module_of(op).DIMS
+        for d in module.DIMS
     )
     name = "gated_delta_rule_bwd_forward_k"
     loads = ("OB", "t", "t", "t", "tb", "tb", "to", "to", "to", "ts")
