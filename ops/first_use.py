@@ -21,7 +21,7 @@ from torch import Tensor
 
 from linalg_dsl.ops.args import axis_sizes
 from linalg_dsl.ops.launched import Launched, Module, Use
-from linalg_dsl.ops.selfcheck import SelfCheck
+from linalg_dsl.ops.selfcheck import SelfCheck, left_out
 
 ENVIRONMENT_VARIABLE = "LINALG_DSL_FIRST_USE"
 """``1``: what this module does is done; else kernels are compiled one by one as they are launched, and their
@@ -58,7 +58,7 @@ class FirstUse:
         if here and hasattr(module, "REPLACED"):
             self._settle(module, tensors, offsets, use)
         self.check(module, tensors, offsets)
-        if here:  # else nothing was settled, and a later call may have to be
+        if here and not left_out():  # else nothing was settled, or checked, and a later call may have to be
             if len(self._seen) >= _KEPT:
                 self._seen.clear()
             self._seen.add(call)

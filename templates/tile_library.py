@@ -33,7 +33,7 @@ def tanh(x):
 def expm1(x):
     """exp(x) - 1 for x <= 0; the series keeps small results."""
     series = x * (1.0 + x / 2 * (1.0 + x / 3 * (1.0 + x / 4 * (1.0 + x / 5))))
-    return tl.where(x > -0.1, series, tl.exp(tl.minimum(x, 0.0)) - 1.0)
+    return tl.where(x > -0.1, series, tl.exp(tl.minimum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)) - 1.0)
 
 
 @triton.jit
@@ -56,15 +56,16 @@ def parity_sign(count):
 @triton.jit
 def power(x, exponent: tl.constexpr):
     """x ** exponent for x >= 0."""
-    return tl.where(x > 0, tl.exp(exponent * tl.log(tl.maximum(x, 1.2e-38))), 0.0)
+    return tl.where(x > 0, tl.exp(exponent * tl.log(tl.maximum(x, 1.2e-38))), tl.where(x != x, x, 0.0))
 
 
 @triton.jit
 def widened(x, one, DOT: tl.constexpr, ROWS: tl.constexpr):
     """x in float32, by a product with the unit matrix, which comes first if ROWS.
 
-    Exact. A loop copies the tiles that products take to shared memory some rounds ahead; any other tile of
-    short numbers goes to registers, and each round then waits for the loads of a later one.
+    Exact where all is finite (``has_spread``). A loop copies the tiles that products take to shared memory
+    some rounds ahead; any other tile of short numbers goes to registers, and each round then waits for the
+    loads of a later one.
     """
     if x.dtype == tl.bfloat16 and tl.bfloat16 == DOT:
         return tl.dot(one, x) if ROWS else tl.dot(x, one)
@@ -108,9 +109,9 @@ def running_sums(w, C: tl.constexpr, DOT: tl.constexpr, AFTER: tl.constexpr, STR
 
 @triton.jit
 def bounded(w, DOT: tl.constexpr):
-    """Log decays for sums of which differences are taken: exp(-300) is zero, and so is -inf's."""
+    """Log decays for sums of which differences are taken: exp(-300) is zero, and so is -inf's; NaN stays."""
     if tl.bfloat16 == DOT:
-        return tl.maximum(w, -300.0)
+        return tl.maximum(w, -300.0, propagate_nan=tl.PropagateNan.ALL)
     else:
         return w
 
@@ -246,8 +247,8 @@ def meeting_tokens(level, t):
 
 
 @triton.jit
-def has_nan(x, LOOK: tl.constexpr):
-    """Whether an entry is NaN; "always": True unseen, where a branch does not compile or spills.
+def is_seen(seen, LOOK: tl.constexpr):
+    """Whether an entry is True; "always": True unseen, where a branch does not compile or spills.
 
     Triton 3.7 fails at sums of rows that lie in tensor memory (LOOK "flat" has none), and on AMD cards at a
     product in a branch of a loop; below sm_90 operands that wait for it spill, up to 3 KB.
@@ -256,9 +257,15 @@ def has_nan(x, LOOK: tl.constexpr):
     if LOOK == "always":
         return tl.constexpr(True)
     elif LOOK == "flat":
-        return tl.max((x != x).to(tl.int32)) > 0
+        return tl.max(seen.to(tl.int32)) > 0
     else:
-        return tl.max(tl.max((x != x).to(tl.int32), 1), 0) > 0
+        return tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
+def has_nan(x, LOOK: tl.constexpr):
+    """Whether an entry is NaN."""
+    return is_seen(x != x, LOOK)
 
 
 @triton.jit
@@ -269,13 +276,21 @@ def has_late_nan(x, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, L
     """
     t = tl.arange(0, C)
     edge = t == (C - 1 if BACK else 0)
-    seen = (x != x) & (edge[None, :] if TURNED else edge[:, None])
-    if LOOK == "always":
-        return tl.constexpr(True)
-    elif LOOK == "flat":
-        return tl.max(seen.to(tl.int32)) > 0
+    return is_seen((x != x) & (edge[None, :] if TURNED else edge[:, None]), LOOK)
+
+
+@triton.jit
+def has_spread(wide, x, C: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr, LOOK: tl.constexpr):
+    """Whether ``widened`` took what is not finite in x to other tokens, by 0 times it.
+
+    It then came to the first token as well, or from there: one row is looked at, or one column.
+    """
+    if x.dtype == tl.bfloat16 and tl.bfloat16 == DOT:
+        edge = tl.arange(0, C) == 0
+        bad = (tl.abs(wide) < float("inf")) == 0
+        return is_seen(bad & (edge[:, None] if ROWS else edge[None, :]), LOOK)
     else:
-        return tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0
+        return tl.constexpr(False)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -25,6 +26,19 @@ if dry.asked_for():
     dry.soften_asserts(pytest.register_assert_rewrite)
 elif not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before the first import of triton
+
+
+@pytest.fixture(scope="session", autouse=True)
+def max_and_min_of_a_gpu() -> Iterator[None]:
+    """In the interpreter too they drop NaN, unless a kernel asks for it."""
+    if dry.asked_for() or torch.cuda.is_available() or find_spec("triton") is None:
+        yield
+        return
+    from gpu_arithmetic import drop_nan
+
+    with pytest.MonkeyPatch.context() as patch:
+        drop_nan(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

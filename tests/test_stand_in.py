@@ -68,6 +68,27 @@ try:
 except RuntimeError as error:
     print("waiting refused:", error)
 """
+KIT = """
+import torch
+import linalg_dsl as ld
+from linalg_dsl.testing import Subject, run_properties
+from linalg_dsl.testing.prepare import prepare
+from linalg_dsl.testing.few_kernels import of_few_kernels
+from linalg_dsl.testing.watch import Watch, watched
+
+op = ld.compile(ld.ops.simple_gla.spec, backend="triton")
+subject = Subject.of_op(op, device="cuda")
+assert subject.dtypes == (torch.float32, torch.bfloat16)
+over = run_properties(subject, budget_s=0.0)
+print("over", over.ok, len(over.not_examined), sum(o.cases for o in over.outcomes))
+with watched(Watch()) as watch:
+    prepare(of_few_kernels(subject, 0), float("inf"), watch)
+print("prepared", watch.kernels)
+report = run_properties(subject, budget_s=1e6)
+print("later", sum(int(o.kernels) for o in report.outcomes), report.failed, report.not_examined)
+print("cases", sum(o.cases for o in report.outcomes))
+"""
+"""With all the time that there is, so that what the clock says decides nothing."""
 
 
 def stand_in_environment() -> dict[str, str]:
@@ -98,3 +119,16 @@ def test_wrong_launches_are_refused() -> None:
     assert found.returncode == 0, found.stderr[-4000:]
     assert "NOT SEEN" not in found.stdout
     assert found.stdout.count("refused:") == 5, found.stdout
+
+
+def test_the_kit_compiles_few_kernels_on_a_gpu_and_most_of_them_in_advance(tmp_path: Path) -> None:
+    env = {**stand_in_environment(), "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    found = subprocess.run([sys.executable, "-c", KIT], env=env, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-4000:]
+    told = dict(line.split(" ", 1) for line in found.stdout.splitlines() if line[0] != " ")
+    assert told["over"] == "True 21 0", found.stdout
+    assert 40 <= int(told["prepared"]) <= 70, found.stdout
+    later, rest = told["later"].split(" ", 1)
+    assert int(later) <= 25, found.stdout
+    assert rest == "() ()", found.stdout
+    assert int(told["cases"]) > 150, found.stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel
 from linalg_dsl.planner.plan import Node
@@ -40,17 +40,40 @@ def without_unused(lines: list[str], states: frozenset[str] = frozenset()) -> li
         kept = [line for i, line in enumerate(kept) if i not in set(alone)]
 
 
-def through_products(lines: list[str], rows: Collection[str], columns: Collection[str]) -> list[str]:
+def through_products(
+    lines: list[str],
+    rows: Collection[str],
+    columns: Collection[str],
+    again: Mapping[str, tuple[str, str]] | None = None,
+) -> list[str]:
     """The lines of a loop in which tiles of short numbers that no product takes come by one.
 
     ``rows`` and ``columns``: the names of tiles as they were loaded, with tokens as rows or as columns.
+    ``again``, in kernels whose products are looked at for NaN: of each a name for its numbers in float32, and
+    how it is loaded once more where that product took what is not finite to other tokens. It is another load,
+    as one that is used without a product does not run ahead.
     """
-    text = "\n".join(lines)
     for names, first in ((rows, True), (columns, False)):
         for name in names:
-            if f"{name}.to(DOT)" not in text:
-                text = text.replace(f"{name}.to(tl.float32)", f"widened({name}, {UNIT}, DOT, ROWS={first})")
-    return text.split("\n")
+            value = re.compile(rf"\b{name}\.to\(tl\.float32\)")
+            at = next((i for i, line in enumerate(lines) if value.search(line)), None)
+            if at is None or any(f"{name}.to(DOT)" in line for line in lines):
+                continue
+            product = f"widened({name}, {UNIT}, DOT, ROWS={first})"
+            if again is None:
+                lines = [value.sub(product, line) for line in lines]
+                continue
+            wide, load = again[name]
+            if lines[at].startswith(" "):  # in a branch that other uses do not share
+                at = 1 + next(i for i, line in enumerate(lines) if line.startswith(f"{name} = "))
+            lines = [
+                *lines[:at],
+                f"{wide} = {product}",
+                f"if has_spread({wide}, {name}, C, DOT, ROWS={first}, LOOK=LOOK):",
+                f"    {wide} = {load}.to(tl.float32)",
+                *(value.sub(wide, line) for line in lines[at:]),
+            ]
+    return lines
 
 
 def uses(text: str, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from linalg_dsl.codegen.emit.triton_statements import Statements
+from linalg_dsl.codegen.emit.triton_statements import NAN, Statements
 from linalg_dsl.codegen.schedule.kernel_plan import SEGMENT, Boundary, BoundaryProducts, Direction, KernelPlan
 
 
@@ -113,9 +113,10 @@ class BoundaryText:
             "if EXACT:",
             f"    tl.store({result}, {total} * b_h, mask={self.mask})",
             "else:",
-            f"    b_limit = tl.where({total} > 0, b_limit * {total}, 0.0)",
+            f"    b_limit = tl.where({total} <= 0, 0.0, b_limit * {total})",
             "    # Cauchy-Schwarz: without this bound no digit is right under strong gates",
-            f"    b_bound = tl.minimum(tl.maximum(b_h - tl.sum({sums}, {self.tokens}), -b_limit), b_limit)",
+            f"    b_bound = tl.maximum(b_h - tl.sum({sums}, {self.tokens}), -b_limit, {NAN})",
+            f"    b_bound = tl.minimum(b_bound, b_limit, {NAN})",
             f"    tl.store({result}, b_bound, mask={self.mask})",
             f"    b_h = b_bound + tl.load({moved}, mask={self.mask}, other=0.0)",
         ]

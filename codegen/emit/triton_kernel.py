@@ -50,8 +50,8 @@ _RESERVED = (
     "step", "power", "pairs_decay", "span_sum", "row_sums", "token_sums", "tokens_within",
     "anchored_intervals", "meeting_blocks", "blocks_meet", "m_meet", "m_second", "m_between",
     "m_outside", "widened", "selected_sums", "running_sums", "bounded", "solve_dot", "o_apart",
-    "has_nan", "has_late_nan", "one_sided_product", "product_among", "bad_columns", "finite_entries",
-    "spoilt_by", "finite_gate", *TILE_NAMES,
+    "is_seen", "has_nan", "has_late_nan", "has_spread", "one_sided_product", "product_among", "bad_columns",
+    "finite_entries", "spoilt_by", "finite_gate", *TILE_NAMES,
 )  # fmt: skip
 
 
@@ -203,9 +203,13 @@ class KernelPrinter:
             axes = self.nodes[n].axes
             if len(axes) == 2 and "s" not in axes and "t" in axes and n in self.out.raw and n not in other:
                 (rows if self.out.tile(axes)[0] == "t" else columns).append(self.out.text[n])
-        lines = through_products(lines, rows, columns)
+        again = None
+        if self.out.nan_exact:
+            loads = {self.out.text[n]: load for n, load in self.out.again.items()}
+            again = {name: (self.names.unique(f"{name}_wide"), loads[name]) for name in (*rows, *columns)}
+        lines = through_products(lines, rows, columns, again)
         if any(UNIT in line for line in lines):
-            self.out.library.add("widened")
+            self.out.library |= {"widened", "has_spread"} if again else {"widened"}
             self.before.append(f"{UNIT} = tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0).to(DOT)")
         return lines
 

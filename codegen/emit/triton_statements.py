@@ -18,7 +18,9 @@ from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import FLOOR, OPS, Axes
 from linalg_dsl.planner.plan import Node
 
-_UNARY = {
+NAN = "propagate_nan=tl.PropagateNan.ALL"
+"""What a maximum or a minimum is told so that NaN comes out of it, which a GPU drops else."""
+TILE_FUNCTIONS = {
     "exp": "tl.exp({0})",
     "log": "tl.log({0})",
     "sigmoid": "tl.sigmoid({0})",
@@ -26,7 +28,7 @@ _UNARY = {
     "softplus": "softplus({0})",
     "tanh": "tanh({0})",
     "silu": "{0} * tl.sigmoid({0})",
-    "relu": "tl.maximum({0}, 0.0)",
+    "relu": f"tl.maximum({{0}}, 0.0, {NAN})",
     "elu": "tl.where({0} > 0, {0}, expm1({0}))",
     "sqrt": "tl.sqrt({0})",
     "rsqrt": "1.0 / tl.sqrt({0})",
@@ -35,7 +37,7 @@ _UNARY = {
     "reciprocal": "1.0 / {0}",
     "heaviside": "step({0})",
     "side": "tl.where({0} < 0, -1.0, 1.0)",
-    "log_size": f"tl.log(tl.maximum(tl.abs({{0}}), {FLOOR!r}))",
+    "log_size": f"tl.log(tl.maximum(tl.abs({{0}}), {FLOOR!r}, {NAN}))",
 }
 ZERO_AT_ZERO = frozenset({"tanh", "silu", "relu", "elu", "sqrt", "abs", "sign"})
 SINGULAR = frozenset({"reciprocal", "rsqrt", "sqrt", "log", "pow"})
@@ -223,7 +225,7 @@ class Statements:
                 return self._product(node), any(whole)
             case "maximum" | "minimum":
                 a, b = (self.value(x, axes) for x in args)
-                return f"tl.{node.op}({a}, {b})", all(whole)
+                return f"tl.{node.op}({a}, {b}, {NAN})", all(whole)
             case "compare":
                 a, b = (self.value(x, axes) for x in args)
                 self.library.add("step")
@@ -445,7 +447,7 @@ class Statements:
         arg = self.value(node.args[0])
         if fn == "pow":
             return self.call("power", arg, repr(node.attr("exponent")))
-        template = _UNARY[fn]
+        template = TILE_FUNCTIONS[fn]
         self.library |= {name for name in _LIBRARY if f"{name}(" in template}
         return template.format(arg)
 

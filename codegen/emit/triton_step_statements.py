@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from linalg_dsl.codegen.emit.signature import tuple_text
-from linalg_dsl.codegen.emit.triton_statements import SINGULAR, ZERO_AT_ZERO, Statements
+from linalg_dsl.codegen.emit.triton_statements import NAN, SINGULAR, ZERO_AT_ZERO, Statements
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import KEYS, VALUES, Axes
 from linalg_dsl.planner.plan import ChunkPlan, Node
@@ -118,7 +118,7 @@ class StepStatements(Statements):
                     self.value(arg), self.nodes[arg].axes, str(node.attr("axis")), self.padding[arg]
                 ), False
             case "maximum" | "minimum" if not node.axes:
-                return f"tl.{node.op}({', '.join(self._scalar(a) for a in node.args)})", False
+                return f"tl.{node.op}({', '.join(self._scalar(a) for a in node.args)}, {NAN})", False
             case _:
                 return super()._expression(node)
 

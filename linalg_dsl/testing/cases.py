@@ -17,6 +17,7 @@ from linalg_dsl.ops.draw import draw, draw_state
 from linalg_dsl.ops.reference import const_values, reference
 from linalg_dsl.testing.extremes import Extremes, apply
 from linalg_dsl.testing.subject import Subject
+from linalg_dsl.testing.watch import CALLS, spent
 
 COTANGENTS = ("all", "output", "final state", "last token")
 """Which results the loss looks at."""
@@ -245,6 +246,17 @@ def run(
 
     A result that the loss does not look at has no cotangent. ``cotangent`` lays the others out in memory.
     """
+    with spent(CALLS):
+        return _run(subject, case, call, gradients, cotangent)
+
+
+def _run(
+    subject: Subject,
+    case: Case,
+    call: Any,
+    gradients: bool,
+    cotangent: Callable[[Tensor], Tensor] | None,
+) -> dict[str, Tensor]:
     leaves = leaves_of(subject, case, gradients)
     returned = (call or subject.call)(**arguments(subject, case, leaves))
     found = outcome(subject, case, returned)

@@ -13,8 +13,10 @@ import torch
 from linalg_dsl.testing.cases import COTANGENTS, Case, Shape, make_case
 from linalg_dsl.testing.effort import EFFORT, affordable, effort, is_interpreted
 from linalg_dsl.testing.extremes import Extremes, applicable
+from linalg_dsl.testing.few_kernels import is_first, sharing, sizes_of
 from linalg_dsl.testing.oracle import exact
 from linalg_dsl.testing.subject import Subject
+from linalg_dsl.testing.watch import looked_at
 
 LENGTHS = (1, 2, 3, 7, 15, 16, 17, 31, 33, 40, 63, 64, 65, 70)
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 16, 17)
@@ -38,7 +40,14 @@ def _shares_heads(subject: Subject, seed: int) -> bool:
     return kind_of(seed) == "shared heads"
 
 
-def shapes(subject: Subject, seed: int, *, packed: bool | None = None, longest: int = 70) -> Shape:
+def shapes(
+    subject: Subject,
+    seed: int,
+    *,
+    packed: bool | None = None,
+    longest: int = 70,
+    dtype: torch.dtype | None = None,
+) -> Shape:
     """A shape that the subject can take; ``packed`` None leaves it to the seed, as ``KINDS`` says."""
     chance = random.Random(1000003 * seed + 17)
     kind = kind_of(seed)
@@ -51,7 +60,7 @@ def shapes(subject: Subject, seed: int, *, packed: bool | None = None, longest: 
             length = chance.choice([n for n in (70, 65, 40, 70) if n <= longest] or lengths[-2:])
             H = chance.choice((2, 3))
         case "shared heads":
-            H = chance.choice((4, 4, 3, 2))
+            H = chance.choice((4, 4, 2, 2) if subject.few_kernels else (4, 4, 3, 2))
         case "packed" if subject.bitwise:
             H = max(H, 2)
         case "wide keys":
@@ -63,7 +72,7 @@ def shapes(subject: Subject, seed: int, *, packed: bool | None = None, longest: 
         case "small":
             K, V, length = min(K, 3), min(V, 3), chance.choice((1, 2, 3))
     if subject.sizes is not None:
-        K, V = subject.sizes[seed % len(subject.sizes)]
+        K, V = sizes_of(subject, seed, dtype)
     if subject.heads is not None:
         H = subject.heads[seed % len(subject.heads)]
     if packed is None:
@@ -161,16 +170,17 @@ def cases(
         if at > seed and spent + spent / (at - seed) > budget_s:
             return
         case = one_case(subject, at, packed=packed, longest=longest, ordinary=ordinary, dtype=dtype)
-        if tame(case):
-            yield case
-            continue
-        calmer = one_case(subject, at, packed=packed, longest=longest, ordinary=True, dtype=dtype)
-        yield calmer if tame(calmer) else _smallest(subject, at, packed, dtype)
+        if not tame(case):
+            case = one_case(subject, at, packed=packed, longest=longest, ordinary=True, dtype=dtype)
+            if not tame(case):
+                case = _smallest(subject, at, packed, case.dtype)
+        yield case
+        looked_at()
 
 
 def _smallest(subject: Subject, seed: int, packed: bool | None, dtype: torch.dtype | None) -> Case:
     """Two tokens, where everything longer grows out of its type."""
-    K, V = (2, 2) if subject.sizes is None else subject.sizes[0]
+    K, V = (2, 2) if subject.sizes is None else sizes_of(subject, seed, dtype)
     H = 1 if subject.heads is None else subject.heads[0]
     shape = Shape(1, 2, H, K, V, (1, 0, 1) if packed else None)
     return one_case(subject, seed, shape=shape, ordinary=True, dtype=dtype)
@@ -202,7 +212,8 @@ def one_case(
 
     ``grouped`` False gives every input all heads, ``with_state`` decides whether there is an initial state.
     """
-    shape = shape or shapes(subject, seed, packed=packed, longest=longest)
+    dtype = dtype or subject.dtypes[seed % len(subject.dtypes)]
+    shape = shape or shapes(subject, seed, packed=packed, longest=longest, dtype=dtype)
     chance = random.Random(31 * seed + 5)
     few: dict[str, int] = {}
     if (
@@ -216,13 +227,19 @@ def one_case(
         names = [d.name for d in subject.spec.inputs]
         some = chance.sample(names, chance.choice((1, 1, len(names) - 1)))
         few = dict.fromkeys(some, shape.H // 2 if shape.H % 2 == 0 else 1)
+        if subject.few_kernels:
+            few = sharing(subject, shape.H, dtype)
     return make_case(
         subject,
         shape,
         seed=seed,
-        dtype=dtype or subject.dtypes[seed % len(subject.dtypes)],
+        dtype=dtype,
         extremes=Extremes() if ordinary else extremes(subject, seed),
         cotangents=(COTANGENTS[0], *COTANGENTS)[seed % (1 + len(COTANGENTS))],
         heads=few,
-        with_state=chance.random() < 0.8 if with_state is None else with_state,
+        with_state=_has_state(subject, chance, dtype) if with_state is None else with_state,
     )
+
+
+def _has_state(subject: Subject, chance: random.Random, dtype: torch.dtype) -> bool:
+    return chance.random() < 0.8 or not is_first(subject, dtype)

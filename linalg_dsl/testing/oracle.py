@@ -33,6 +33,7 @@ from linalg_dsl.planner.ops import FLOOR
 from linalg_dsl.testing.cases import Case
 from linalg_dsl.testing.chunk_condition import chunk_runs, counts_small_gates_as_floor, plan_op
 from linalg_dsl.testing.rounding import NOISE, UNIT, Noise, Rounding, working
+from linalg_dsl.testing.watch import REFERENCE, spent
 
 COPIES = 16
 """Replicas that roundings are tried on: few enough to be cheap, and their mean square is never near 0."""
@@ -80,7 +81,8 @@ class Oracle:
         runs = []
         for count, inside in ((1, nullcontext()), (copies, Rounding(noise, floor))):
             leaves, weights = _leaves(case, count), _weights(case, count)
-            results = chunk_runs(op, leaves, weights, cu, case.consts, inside, gradients)
+            with spent(REFERENCE):
+                results = chunk_runs(op, leaves, weights, cu, case.consts, inside, gradients)
             runs.append(_blocks(case, results, count))
         plain, moved = runs
         return {n: torch.maximum(x, _deviation(plain[n][0], moved[n])) for n, x in found.items()}
@@ -120,6 +122,17 @@ def _step_loop(
     gradients: bool,
     inside: AbstractContextManager[Any],
     perturb: _InputNoise | None = None,
+) -> dict[str, Tensor]:
+    with spent(REFERENCE):
+        return _results(case, blocks, gradients, inside, perturb)
+
+
+def _results(
+    case: Case,
+    blocks: int,
+    gradients: bool,
+    inside: AbstractContextManager[Any],
+    perturb: _InputNoise | None,
 ) -> dict[str, Tensor]:
     leaves = {n: x.requires_grad_(gradients) for n, x in _leaves(case, blocks).items()}
     names = {d.name for d in case.spec.inputs}

@@ -19,13 +19,15 @@ from linalg_dsl.ops.reference import reference
 from linalg_dsl.testing.cases import Case, run
 from linalg_dsl.testing.compare import Excess, allowance, demand_close, fail, ratios
 from linalg_dsl.testing.degrees import Scaling, linear_in, scalings
-from linalg_dsl.testing.draws import cases, one_case
+from linalg_dsl.testing.draws import cases, clock, one_case
 from linalg_dsl.testing.effort import is_interpreted
 from linalg_dsl.testing.failures import NotApplicable
+from linalg_dsl.testing.few_kernels import looks_at, sizes_of
 from linalg_dsl.testing.oracle import exact
 from linalg_dsl.testing.reductions import SMALL, Reduction, reductions_of
 from linalg_dsl.testing.subject import Subject
 from linalg_dsl.testing.transpose import renamed, transposed
+from linalg_dsl.testing.watch import CALLS, looked_at, spent
 
 FACTOR = Fraction(1, 4)
 """Scalings are by a power of two, which rounds nothing."""
@@ -142,33 +144,40 @@ def transposition_symmetry(
     give the same results."""
     if subject.op is None:
         raise NotApplicable("foreign code cannot be compiled again for the transposed recurrence")
-    others = _turned(subject.op)
+    others = turned_ops(subject.op)
     if not others:
         raise NotApplicable(f"{subject.spec.name} has states that no transposition is defined for")
     for case in cases(subject, seed=seed + 43, examples=examples, budget_s=budget_s):
         oracle = exact(case, gradients=True)
         base = run(subject, case)
-        for name, op in others.items():
-            flip = name == "transposed"
-            turned = replace(
-                case,
-                spec=op.spec,
-                states={n: x.mT.contiguous() if flip else x for n, x in case.states.items()},
-            )
-            turned.weights.update({n: w.mT if flip and n != "o" else w for n, w in case.weights.items()})
-            got = run(replace(subject, call=op, spec=op.spec), turned)
-            back = {n: x.mT if flip and "state" in n else x for n, x in got.items()}
+        for name in looks_at(subject, others, case.dtype):
+            op = others[name]
+            got = run(replace(subject, call=op, spec=op.spec), turned_case(case, name, op))
+            back = {n: x.mT if name == TURNED and "state" in n else x for n, x in got.items()}
             cause = f"the {name} recurrence gives other numbers: one of the two orientations is wrong"
             demand_close(subject, "transposition_symmetry", case, oracle, back, base, cause)
 
 
+TURNED = "transposed"
+
+
+def turned_case(case: Case, name: str, op: CompiledOp) -> Case:
+    """The case for one of ``turned_ops``."""
+    flip = name == TURNED
+    states = {n: x.mT.contiguous() if flip else x for n, x in case.states.items()}
+    turned = replace(case, spec=op.spec, states=states)
+    turned.weights.update({n: w.mT if flip and n != "o" else w for n, w in case.weights.items()})
+    return turned
+
+
 @lru_cache(maxsize=16)
-def _turned(op: CompiledOp) -> Mapping[str, CompiledOp]:
+def turned_ops(op: CompiledOp) -> Mapping[str, CompiledOp]:
+    """The recurrence with K and V exchanged and, of one matrix, that of the transposed state."""
     specs: dict[str, RecurrenceSpec] = {}
     try:
         specs["renamed"] = renamed(op.spec)
         if [len(s.dims) for s in op.spec.states] == [2] and not op.spec.shifted:
-            specs["transposed"] = transposed(specs["renamed"])
+            specs[TURNED] = transposed(specs["renamed"])
         return {n: assemble(s, op.options, op.passes) for n, s in specs.items()}
     except DslError:  # a spelling that no rule covers the other way round
         return {}
@@ -191,15 +200,20 @@ def reductions(subject: Subject, *, seed: int = 0, examples: int = 2, budget_s: 
     ]
     if not known:
         raise NotApplicable(f"{subject.spec.name} is in no reduction of the catalogue")
+    now = clock(subject)
+    began = now()
     for at in range(seed, seed + examples):
         for dtype in subject.dtypes:
             for reduction, mine in known:
+                if at > seed and now() - began > budget_s:
+                    return
                 _reduce(subject, reduction, mine, at, dtype)
+                looked_at()
 
 
 def _reduce(subject: Subject, reduction: Reduction, mine: int, seed: int, dtype: torch.dtype) -> None:
     if subject.sizes is not None and reduction.sizes not in subject.sizes:
-        K, V = subject.sizes[0]
+        K, V = sizes_of(subject, 0, dtype)
     else:
         K, V = reduction.sizes
         if is_interpreted(subject) and reduction.sizes == SMALL:
@@ -210,7 +224,8 @@ def _reduce(subject: Subject, reduction: Reduction, mine: int, seed: int, dtype:
     given = {n: x.to(subject.device) for n, x in tensors.items()}
     extra = {"output_final_state": True} if own.state else {}
     with torch.no_grad():
-        found = subject.call(**given, **extra, **{**subject.consts, **own.consts})
+        with spent(CALLS):
+            found = subject.call(**given, **extra, **{**subject.consts, **own.consts})
         got: Tensor = own.pick(found[1] if own.state else found[0] if isinstance(found, tuple) else found)
         o, last = reference(
             other.spec,

@@ -13,9 +13,10 @@ from linalg_dsl.testing.cases import Case, run
 from linalg_dsl.testing.compare import demand_bits, demand_close
 from linalg_dsl.testing.draws import cases
 from linalg_dsl.testing.failures import NotApplicable
+from linalg_dsl.testing.few_kernels import is_last
 from linalg_dsl.testing.memory import every_other
 from linalg_dsl.testing.oracle import exact
-from linalg_dsl.testing.properties_structure import in_pieces, long_enough
+from linalg_dsl.testing.properties_structure import in_pieces, long_enough, part
 from linalg_dsl.testing.subject import Subject
 
 AHEAD = 3
@@ -36,15 +37,20 @@ def decode_equals_prefill(
         case = long_enough(subject, case, 1)
         oracle = exact(case, gradients=True)
         whole = run(subject, case, gradients=False)
-        ways = [in_pieces(subject, case, tuple(range(case.shape.T + 1)))]
-        if subject.step is not None:
-            ways.append(_by_step(subject, case))
-            if subject.op is not None:
-                ways.append(_in_a_pool(subject, case))
-        for way in ways:
+        for way in ways_to_decode(subject, case):
             found = run(subject, case, way, gradients=False)
             cause = "one token at a time is not what many at once are"
             demand_close(subject, "decode_equals_prefill", case, oracle, found, whole, cause)
+
+
+def ways_to_decode(subject: Subject, case: Case) -> list[Callable[..., Any]]:
+    """Callables that go through the sequences of a case token after token."""
+    ways = [in_pieces(subject, case, tuple(range(case.shape.T + 1)))]
+    if subject.step is not None:
+        ways.append(_by_step(subject, case))
+        if subject.op is not None and is_last(subject, case.dtype):
+            ways.append(_in_a_pool(subject, case))
+    return ways
 
 
 def _listed(state: Any) -> list[Tensor]:
@@ -62,7 +68,7 @@ def _by_step(subject: Subject, case: Case) -> Callable[..., Any]:
         state = state.clone() if isinstance(state, Tensor) else tuple(x.clone() for x in state)
         given.pop("output_final_state", None)
         for t in range(case.shape.T):
-            piece = {n: x[:, t : t + 1] if n in timed else x for n, x in given.items()}
+            piece = {n: part(subject, x, t, t + 1) if n in timed else x for n, x in given.items()}
             o, state = step(**piece, state=state)
             outputs.append(o)
         return torch.cat(outputs, 1), state

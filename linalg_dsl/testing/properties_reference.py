@@ -14,6 +14,7 @@ from linalg_dsl.testing.failures import NotApplicable, PropertyError
 from linalg_dsl.testing.oracle import Oracle, exact
 from linalg_dsl.testing.shrink import smallest
 from linalg_dsl.testing.subject import Subject
+from linalg_dsl.testing.watch import CALLS, spent
 
 
 def check_case(subject: Subject, case: Case, prop: str = "matches_reference") -> tuple[Oracle, Excess | None]:
@@ -53,7 +54,7 @@ def finite_where_the_recurrence_is(
         for name, got in results.items():
             want = oracle.want[name]
             limit = 1e-3 * torch.finfo(got.dtype).max
-            wrong = ~got.isfinite() & want.isfinite() & (want.abs() < limit)
+            wrong = unlike_numbers(got, want, limit)
             if bool(wrong.any()) and bool(want.isfinite().all()):
                 at = tuple(int(i) for i in wrong.nonzero()[0])
                 excess = Excess(name, at, float(got[at]), float(want[at]), limit, inf)
@@ -61,6 +62,11 @@ def finite_where_the_recurrence_is(
                     subject, "finite_where_the_recurrence_is", case, excess,
                     likely_cause(subject, case, oracle, results), results,
                 )  # fmt: skip
+
+
+def unlike_numbers(got: torch.Tensor, want: torch.Tensor, limit: float) -> torch.Tensor:
+    """Which elements are NaN or infinite where the exact one is a number below the limit."""
+    return ~got.isfinite() & want.isfinite() & (want.abs() < limit)
 
 
 STEP = 2.0**-18
@@ -106,6 +112,6 @@ def finite_differences(subject: Subject, *, seed: int = 0, examples: int = 6, bu
 def _loss(subject: Subject, case: Case, name: str, value: torch.Tensor) -> float:
     leaves = {n: x.detach() for n, x in leaves_of(subject, case, False).items()}
     leaves[name] = value.to(subject.device)
-    with torch.no_grad():
+    with torch.no_grad(), spent(CALLS):
         found = outcome(subject, case, subject.call(**arguments(subject, case, leaves)))
     return float(sum((x.cpu() * case.weights[n]).sum() for n, x in found.items()))

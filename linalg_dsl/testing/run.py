@@ -6,12 +6,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops.op import CompiledOp
+from linalg_dsl.ops.selfcheck import known_answers_left_out
 from linalg_dsl.testing.draws import clock
 from linalg_dsl.testing.failures import NotApplicable, PropertyError
+from linalg_dsl.testing.few_kernels import of_few_kernels
+from linalg_dsl.testing.prepare import prepare
 from linalg_dsl.testing.properties_algebra import (
     linearity,
     reductions,
@@ -42,6 +46,7 @@ from linalg_dsl.testing.properties_structure import (
     split_and_continue,
 )
 from linalg_dsl.testing.subject import Subject
+from linalg_dsl.testing.watch import OutOfTime, Watch, watched
 
 Property = Callable[..., None]
 
@@ -72,26 +77,37 @@ PROPERTIES: dict[str, Property] = {
     )
 }
 """Every property by name, in the order in which ``run_properties`` runs them."""
+NOT_EXAMINED = "not examined"
+PREPARING = 0.5
+"""How much of the time compiling in advance may take."""
 SHARES = {"matches_reference": 5.0, "chunk_size_invariance": 2.0, "poisoned_memory": 2.0}
 """Of the time, where a property has another share than 1."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one property said: ``passed``, ``not applicable``, ``failed`` or ``crashed``."""
+    """What one property said: ``passed``, ``not applicable``, ``failed``, ``crashed`` or, where the time was
+    over before it had looked at anything, ``not examined``.
+
+    ``cases``: how many it has looked at to their end; ``kernels``: how many Triton compiled for it;
+    ``spent``: seconds by what they were spent on.
+    """
 
     name: str
     status: str
     seconds: float
     message: str = ""
     error: PropertyError | None = None
+    cases: int = 0
+    kernels: int = 0
+    spent: str = ""
 
     @property
     def ok(self) -> bool:
-        return self.status in ("passed", "not applicable")
+        return self.status in ("passed", "not applicable", NOT_EXAMINED)
 
     def __str__(self) -> str:
-        text = f"{self.name:<32} {self.status:<15} {self.seconds:6.1f} s"
+        text = f"{self.name:<32} {self.status:<15} {self.cases:3} cases {self.seconds:6.1f} s"
         if not self.message:
             return text
         return f"{text}  {self.message.splitlines()[0] if self.ok else ''}".rstrip() + (
@@ -101,15 +117,22 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcomes of all properties that were run."""
+    """The outcomes of all properties that were run; ``spent``: on what the time was, all of them together."""
 
     subject: str
     outcomes: tuple[Outcome, ...]
+    seconds: float = 0.0
+    spent: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether no property failed."""
+        """Whether no property failed; ``not_examined`` are those that the time did not suffice for."""
         return all(o.ok for o in self.outcomes)
+
+    @property
+    def not_examined(self) -> tuple[str, ...]:
+        """The names of the properties that the time was over before."""
+        return tuple(o.name for o in self.outcomes if o.status == NOT_EXAMINED)
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -121,11 +144,14 @@ class Report:
         return {
             "subject": self.subject,
             "ok": self.ok,
+            "seconds": self.seconds,
+            "not_examined": list(self.not_examined),
             "properties": [
                 {
                     "name": o.name,
                     "status": o.status,
                     "seconds": o.seconds,
+                    "cases": o.cases,
                     "message": o.message,
                     "failure": o.error.failure.as_dict() if o.error else None,
                 }
@@ -135,8 +161,10 @@ class Report:
 
     def __str__(self) -> str:
         verdict = "all hold" if self.ok else f"{len(self.failed)} do not hold"
-        seconds = sum(o.seconds for o in self.outcomes)
-        lines = [f"{self.subject}: {len(self.outcomes)} properties in {seconds:.1f} s, {verdict}"]
+        if self.not_examined:
+            verdict = f"{'none fails' if self.ok else verdict}, {len(self.not_examined)} not examined"
+        lines = [f"{self.subject}: {len(self.outcomes)} properties in {self.seconds:.1f} s, {verdict}"]
+        lines += [f"  {self.spent}"] if self.spent else []
         return "\n".join([*lines, *(f"  {o}" for o in self.outcomes)])
 
 
@@ -151,22 +179,28 @@ def run_properties(
     """Runs every property, or those in ``only``, each for its share of what is left of ``budget_s`` seconds
     (of computing on a CPU, else by the clock).
 
-    A property always sees one example at least. What a subject raises counts as a failure (``crashed``);
+    On a CPU a property always sees one example at least. Where kernels are compiled (on a GPU) those of few
+    classes of sizes are, side by side before the first property, and no call is begun after ``budget_s``:
+    what is left is ``not examined`` then. What a subject raises counts as a failure (``crashed``);
     ``stop_at_first`` leaves the rest out after one. Raises ``ArgumentError`` for an unknown name.
     """
     names = list(PROPERTIES) if only is None else list(only)
     if unknown := [n for n in names if n not in PROPERTIES]:
         raise ArgumentError(f"there is no property {unknown[0]!r}; they are {', '.join(PROPERTIES)}")
     now = clock(subject)
-    end = now() + budget_s
+    began, end = time.monotonic(), now() + budget_s
     outcomes: list[Outcome] = []
+    whole = Watch(began + budget_s if subject.device != "cpu" else inf)
+    subject = of_few_kernels(subject, seed)
+    with known_answers_left_out(), watched(whole):
+        prepare(subject, PREPARING * budget_s, whole)
     for i, name in enumerate(names):
         share = SHARES.get(name, 1.0) / sum(SHARES.get(n, 1.0) for n in names[i:])
         left = max(end - now(), 0.0) * share
-        outcomes.append(run_one(subject, name, seed=seed, budget_s=left))
+        outcomes.append(_one(subject, name, seed, left, whole))
         if stop_at_first and not outcomes[-1].ok:
             break
-    return Report(subject.name, tuple(outcomes))
+    return Report(subject.name, tuple(outcomes), time.monotonic() - began, str(whole))
 
 
 def assert_op_matches_reference(op: CompiledOp | Subject, *, seed: int = 0, examples: int = 40) -> None:
@@ -180,13 +214,26 @@ def assert_op_matches_reference(op: CompiledOp | Subject, *, seed: int = 0, exam
 
 def run_one(subject: Subject, name: str, *, seed: int = 0, budget_s: float = 10.0) -> Outcome:
     """One property by name; nothing is raised."""
+    return _one(subject, name, seed, budget_s, Watch())
+
+
+def _one(subject: Subject, name: str, seed: int, budget_s: float, whole: Watch) -> Outcome:
+    """``whole``: what of all properties was spent, to which this one adds."""
     began = time.monotonic()
+    watch = Watch(whole.end)
 
     def said(status: str, message: str = "", error: PropertyError | None = None) -> Outcome:
-        return Outcome(name, status, time.monotonic() - began, message, error)
+        whole.take(watch)
+        seconds = time.monotonic() - began
+        return Outcome(name, status, seconds, message, error, watch.cases, watch.kernels, str(watch))
 
     try:
-        PROPERTIES[name](subject, seed=seed, budget_s=budget_s)
+        if watch.left < 0:
+            raise OutOfTime
+        with known_answers_left_out(), watched(watch):
+            PROPERTIES[name](subject, seed=seed, budget_s=budget_s)
+    except OutOfTime:
+        return said("passed" if watch.cases else NOT_EXAMINED)
     except NotApplicable as reason:
         return said("not applicable", str(reason))
     except PropertyError as error:

@@ -10,6 +10,7 @@ from linalg_dsl.testing.draws import clock
 from linalg_dsl.testing.extremes import Extremes
 from linalg_dsl.testing.failures import PropertyError
 from linalg_dsl.testing.subject import Subject
+from linalg_dsl.testing.watch import OutOfTime
 
 BUDGET_S = 20.0
 """Seconds, as ``draws.clock`` counts them, for making a failure smaller."""
@@ -36,6 +37,9 @@ def smallest(subject: Subject, error: PropertyError, check: Check) -> PropertyEr
                 check(subject, case)
             except PropertyError as again:
                 best, moved = again, True
+                break
+            except OutOfTime:
+                moved = False
                 break
             except Exception:
                 continue  # another fault, of a shape that the callable cannot take

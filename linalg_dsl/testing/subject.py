@@ -23,6 +23,8 @@ Call = Callable[..., Any]
 CHUNKS = (1, 3, 16, 64)
 """Chunk sizes that an op on the torch backend is compared at; kernels take powers of two from 16."""
 KERNEL_CHUNKS = (16, 32, 64)
+CHUNK_SIZE = "chunk_size="
+"""What the names of such variants begin with."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,12 @@ class Subject:
 
     ``gradients`` names the inputs, params and ``initial_state`` whose gradients are compared, all of them
     by default, none for an empty tuple. ``dtypes`` are those it is tested in, ``sizes`` the (K, V) it can
-    take, ``heads`` the head counts; None means any. ``precision`` is the type that its matrix products
-    round operands to where that is shorter than the inputs' (``torch.bfloat16``). ``variants`` are
-    further callables that must agree with ``call`` (other chunk sizes, other plans). ``bitwise`` says that
-    the bits of a sequence do not depend on what shares its batch (true of kernels, not of a CPU's batched
-    products), ``strided`` that tensors may lie in memory in any way.
+    take, ``heads`` the head counts; None means any. ``few_kernels``: each of the types has one of the
+    sizes, and heads are shared in one way (``linalg_dsl.testing.few_kernels``). ``precision`` is the type
+    that its matrix products round operands to where that is shorter than the inputs' (``torch.bfloat16``).
+    ``variants`` are further callables that must agree with ``call`` (other chunk sizes, other plans).
+    ``bitwise`` says that the bits of a sequence do not depend on what shares its batch (true of kernels, not
+    of a CPU's batched products), ``strided`` that tensors may lie in memory in any way.
     ``step(**tensors of one token, state=...)`` decodes, giving ``(o, state)``. ``suit`` may change
     drawn inputs to what the callable needs beyond the declaration.
     """
@@ -58,6 +61,7 @@ class Subject:
     device: str = "cpu"
     sizes: tuple[tuple[int, int], ...] | None = None
     heads: tuple[int, ...] | None = None
+    few_kernels: bool = False
     precision: torch.dtype | None = None
     bitwise: bool = False
     strided: bool = True
@@ -92,7 +96,7 @@ class Subject:
         if op.options.backend != "reference":
             for size in chunks:
                 if size != op.options.chunk_size:
-                    variants[f"chunk_size={size}"] = _Variant(op, (("chunk_size", size),))
+                    variants[f"{CHUNK_SIZE}{size}"] = _Variant(op, (("chunk_size", size),))
         if kernels:
             variants |= _other_paths(op)
         made = cls(

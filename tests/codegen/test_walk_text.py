@@ -38,6 +38,24 @@ def test_only_tiles_that_no_product_takes_come_by_one() -> None:
     assert "widened(b_v, b_one, DOT, ROWS=False)" in through_products(lines, [], ["b_v"])[1]
 
 
+def test_a_tile_that_comes_by_one_is_looked_at_where_all_its_uses_see_it() -> None:
+    lines = [
+        "b_v = tl.load(p_v)",
+        "if SAVE:",
+        "    b_y = b_v.to(tl.float32)",
+        "b_x = b_v.to(tl.float32) + b_b_v.to(tl.float32)",
+    ]
+    assert through_products(lines, [], ["b_v"], {"b_v": ("b_v_wide", "tl.load(p_v)")}) == [
+        "b_v = tl.load(p_v)",
+        "b_v_wide = widened(b_v, b_one, DOT, ROWS=False)",
+        "if has_spread(b_v_wide, b_v, C, DOT, ROWS=False, LOOK=LOOK):",
+        "    b_v_wide = tl.load(p_v).to(tl.float32)",
+        "if SAVE:",
+        "    b_y = b_v_wide",
+        "b_x = b_v_wide + b_b_v.to(tl.float32)",
+    ]
+
+
 @pytest.mark.parametrize(("name", "tile"), [("gated_delta_rule", "b_v"), ("delta_rule", "b_v")])
 def test_the_forward_walk_takes_values_ahead(name: str, tile: str) -> None:
     text = kernel_text(name, "fwd_walk")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from module_files import module_of_text
+from nan_in_functions import lost_nan
 from torch import Tensor
 
 from linalg_dsl.codegen.emit.render import template_text
@@ -41,7 +43,11 @@ def wide(x, y, C: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
     t = tl.arange(0, C)
     one = tl.where(t[:, None] == t[None, :], 1.0, 0.0).to(tl.bfloat16)
     o = t[:, None] * D + tl.arange(0, D)[None, :] if ROWS else t[None, :] * D + tl.arange(0, D)[:, None]
-    tl.store(y + o, widened(tl.load(x + o), one, tl.bfloat16, ROWS))
+    b = tl.load(x + o)
+    r = widened(b, one, tl.bfloat16, ROWS)
+    if has_spread(r, b, C, tl.bfloat16, ROWS, "rows"):
+        r = tl.load(x + o).to(tl.float32)
+    tl.store(y + o, r)
 """
 CHUNKS = (16, 32, 64)
 READS = {"inclusive": (True, False), "exclusive": (False, True), "decayed": (False, False)}
@@ -95,7 +101,14 @@ def test_sums_over_spans(exclusive: bool, library: ModuleType) -> None:
 
 @pytest.mark.parametrize("rows", [False, True])
 def test_a_product_with_one_is_exact(rows: bool, library: ModuleType) -> None:
-    x = torch.randn(32, 64, device="cuda").bfloat16()
+    whole = torch.randn(32, 64, device="cuda").bfloat16()
     out = torch.empty(32, 64, device="cuda")
-    library.wide[(1,)](x, out, 32, 64, rows)
-    assert torch.equal(out, x.float())
+    for at, value in ((0, 0.0), (0, float("inf")), (31, float("inf")), (9, float("nan"))):
+        x = whole.clone()
+        x[at, 5] = value
+        library.wide[(1,)](x, out, 32, 64, rows)
+        assert torch.equal(out.nan_to_num(nan=9.0), x.float().nan_to_num(nan=9.0))
+
+
+def test_functions_hand_nan_on_where_those_of_torch_do(tmp_path: Path) -> None:
+    assert lost_nan(tmp_path, "cuda") == []
