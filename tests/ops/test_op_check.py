@@ -151,7 +151,7 @@ def test_coupled_states_have_the_floor_that_is_derived_for_them() -> None:
     assert derived_floors(linalg_dsl.compile(catalogue_text("kalman")), torch.bfloat16) == {}
 
 
-@pytest.mark.parametrize("shape", [(2, 300, 2, 48), (2, 500, 3), (1, 64, 2, 1)])
+@pytest.mark.parametrize("shape", [(2, 300, 2, 48), (2, 500, 3)])
 def test_the_largest_of_normal_errors_is_what_is_expected(shape: tuple[int, ...]) -> None:
     found = []
     for seed in range(20):
