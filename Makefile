@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 TYPED := build/typecheck
 MYPY := $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath pyproject.toml)
 
-.PHONY: demo test lint format test-gpu test-gpu-dry compile-all fuzz mutants digits clean
+.PHONY: demo test lint format test-gpu test-gpu-dry compile-all machine-code fuzz mutants digits clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -55,6 +55,10 @@ test-gpu-dry: $(STAMP)
 	-$(DRY)/run_benchmarks.py --jobs $(JOBS) --out $(DRY_BENCH)
 	$(DRY)/write_benchmarks.py $(DRY_BENCH)/rows.json > $(DRY_BENCH)/BENCHMARKS.md
 	$(DRY)/fit_model.py $(DRY_BENCH)/rows.json
+
+# what machine code for sm_90 would touch beside its tensors, half an hour of one core: docs/testing.md
+machine-code: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/machine_code.py sm_90 linear_attention,gla,gated_delta_rule 256,64 64,256 100,60 16,128
 
 # an hour of one core: JOBS targets at a time
 compile-all: $(STAMP)

@@ -34,7 +34,7 @@ class QuickStage:
         offsets: Tensor | None = None,
     ) -> list[Tensor] | None:
         """The outputs, then the states if ``want``; None if this run is not one to be replayed."""
-        if not is_plain() or _is_captured(given):
+        if not is_plain() or is_captured(given):
             return None
         leaves = [None if x is None else x.contiguous() for x in (*given, offsets)]
         found = describe(leaves)
@@ -55,18 +55,22 @@ class QuickStage:
     def _record(
         self, operator: Operator, leaves: Sequence[Tensor | None], numbers: Sequence[float], want: bool
     ) -> tuple[list[Tensor], Replay | None]:
-        # objects of their own: one tensor may be given twice here, and not in a call that is alike
-        alone = [None if x is None else x.detach() for x in leaves]
-        known = {id(x): (i, 0) for i, x in enumerate(alone) if x is not None}
+        own = alone(leaves)
+        known = {id(x): (i, 0) for i, x in enumerate(own) if x is not None}
         count = len(self.spec.inputs)
-        tensors = tuple(x for x in alone[:count] if x is not None)
+        tensors = tuple(x for x in own[:count] if x is not None)
         consts = operator.numbers(tensors, numbers)
         with plain_types(tensors[0]), Recorder(known, len(leaves)) as recorder:
             o, states, _ = operator.module.forward(
-                tensors, tuple(alone[count:-1]), consts, alone[-1], want, False, launch=recorder.launch
+                tensors, tuple(own[count:-1]), consts, own[-1], want, False, launch=recorder.launch
             )
         results = [*each(o), *(states or ())]
         return results, recorder.replay(results, tensors[0])
+
+
+def alone(leaves: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Objects of their own: one tensor may be given twice here, and not in a call that is alike."""
+    return [None if x is None else x.detach() for x in leaves]
 
 
 def look(spec: RecurrenceSpec, leaves: Sequence[Tensor | None]) -> None:
@@ -127,7 +131,7 @@ class QuickCall:
             return None
         leaves += [initial, offsets]
         found = describe(leaves)
-        if found is None or len(leaves) == 2 or _is_captured(leaves):
+        if found is None or len(leaves) == 2 or is_captured(leaves):
             return None
         key = (found[0], len(args), tuple(words), bool(want), _stream(leaves), hints)
         return leaves, key, found[1]
@@ -194,7 +198,7 @@ def _stream(leaves: Sequence[Tensor | None]) -> int:
     return current_stream(x.get_device()) if x.is_cuda else 0
 
 
-def _is_captured(leaves: Sequence[Tensor | None]) -> bool:
+def is_captured(leaves: Sequence[Tensor | None]) -> bool:
     """Whether the capture of a CUDA graph is under way, which makes its own tables."""
     x = next((x for x in leaves if x is not None), None)
     return x is not None and x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from linalg_dsl.ops.described import BareLaunch, bare_launch, is_descriptor, unbound
 
@@ -27,7 +28,9 @@ ENVIRONMENT_VARIABLE = "LINALG_DSL_REPLAY"
 """Set to 0, every call goes the long way."""
 _LARGEST = 1024
 """Kept recordings of one operator; more are forgotten all at once."""
-_EMPTY = frozenset({"aten::empty", "aten::new_empty"})
+_READS = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
+"""What gives a number of the data to Python, on which anything might depend."""
+_EMPTY = frozenset({"aten::empty", "aten::new_empty", "aten::empty_like"})
 _ZEROS = frozenset({"aten::zeros", "aten::new_zeros"})
 Key = tuple[object, ...]
 
@@ -138,14 +141,53 @@ class OrdinaryLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class _Value:
+    """A leaf, buffer or earlier result among the arguments of an operation."""
+
+    which: int
+
+
+class Operation:
+    """An operator of torch between or behind the launches, as a sum over heads that share an input."""
+
+    def __init__(self, function: Any, args: Any, options: Any, result: int) -> None:
+        self.function = function
+        self.args = args
+        self.options = options
+        self.result = result
+
+    def __call__(self, tensors: list[Tensor | None], addresses: list[int], stream: int) -> None:
+        args, options = tree_map_only(_Value, lambda v: tensors[v.which], (self.args, self.options))
+        found = self.function(*args, **options)
+        tensors[self.result] = found
+        addresses[self.result] = found.data_ptr()
+
+    def values(self) -> set[int]:
+        """What it takes."""
+        return {v.which for v in tree_leaves((self.args, self.options)) if isinstance(v, _Value)}
+
+    def move(self, place: Callable[[int], int]) -> None:
+        """Counts values in another way."""
+        self.args, self.options = tree_map_only(
+            _Value, lambda v: _Value(place(v.which)), (self.args, self.options)
+        )
+        self.result = place(self.result)
+
+
+Action = CompiledLaunch | OrdinaryLaunch | Operation
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
     """One recorded call. ``results``: which of the buffers are the results."""
 
     buffers: tuple[Buffer, ...]
-    launches: tuple[CompiledLaunch | OrdinaryLaunch, ...]
+    launches: tuple[Action, ...]
     results: tuple[int, ...]
     device: int
     stream: Callable[[int], int]
+    computed: int = 0
+    """How many results of operations come behind the buffers."""
 
     def __call__(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> list[Tensor]:
         """The results of the same call on other tensors, on the current stream of their device."""
@@ -156,11 +198,16 @@ class Replay:
 
     def _run(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> list[Tensor]:
         made = [buffer.make() for buffer in self.buffers]
-        every, places = [*tensors, *made], [*addresses, *[x.data_ptr() for x in made]]
+        every: list[Any] = [*tensors, *made]
+        places = [*addresses, *[x.data_ptr() for x in made]]
+        if self.computed:
+            every += [None] * self.computed
+            places += [0] * self.computed
         stream = self.stream(self.device)
         for launch in self.launches:
             launch(every, places, stream)
-        return [made[i] for i in self.results]
+        first = len(tensors)
+        return [every[first + i] for i in self.results]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -175,26 +222,38 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.known = dict(known)
         self.leaves = leaves
         self.made: list[Tensor] = []  # kept alive, as they are known by their identity
-        self.count = 0
-        self.buffers: list[Buffer] = []
-        self.launches: list[CompiledLaunch | OrdinaryLaunch] = []
+        self.buffers: list[Buffer | None] = []  # None: the result of an operation
+        self.launches: list[Action] = []
         self.clean = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name
         if name in _EMPTY or name in _ZEROS:
-            self.known[id(out)] = (self.leaves + self.count, 0)
-            self.made.append(out)
-            self.count += 1
-            self.buffers.append(Buffer(tuple(out.shape), out.dtype, out.device, name in _ZEROS))
+            self._take(out, Buffer(tuple(out.shape), out.dtype, out.device, name in _ZEROS))
         elif name == "aten::detach" and id(args[0]) in self.known:
             # under a mode torch.empty returns another object for its tensor
             self.known[id(out)] = self.known[id(args[0])]
             self.made.append(out)
         else:
-            self.clean = False
+            self._note(func, name, args, kwargs or {}, out)
         return out
+
+    def _take(self, out: Tensor, buffer: Buffer | None) -> None:
+        self.known[id(out)] = (self.leaves + len(self.buffers), 0)
+        self.made.append(out)
+        self.buffers.append(buffer)
+
+    def _note(self, func: Any, name: str, args: Any, options: Any, out: Any) -> None:
+        """An operation of tensors that are known, which is carried out again."""
+        given = [x for x in tree_leaves((args, options)) if isinstance(x, Tensor)]
+        seen = all(self.known.get(id(x), (0, 1))[1] == 0 for x in given)
+        if not isinstance(out, Tensor) or not given or not seen or name in _READS or func._schema.is_mutable:
+            self.clean = False
+            return
+        args, options = tree_map_only(Tensor, lambda x: _Value(self.known[id(x)][0]), (args, options))
+        self.launches.append(Operation(func, args, options, self.leaves + len(self.buffers)))
+        self._take(out, None)
 
     def launch(
         self,
@@ -243,13 +302,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         places = [self.known.get(id(x), (-1, 0))[0] - self.leaves for x in results]
         if not self.clean or min(places, default=0) < 0:
             return None
-        buffers, moved = _together(self.buffers, set(places))
+        operations = [x for x in self.launches if isinstance(x, Operation)]
+        whole = {which - self.leaves for x in operations for which in x.values()}
+        buffers, moved = _together(self.buffers, whole | set(places))
+
+        def place(which: int) -> int:
+            return which if which < self.leaves else self.leaves + moved[which - self.leaves][0]
+
         for launch in self.launches:
+            if isinstance(launch, Operation):
+                launch.move(place)
+                continue
             launch.fill = tuple(
-                (place, self.leaves + moved[which - self.leaves][0], moved[which - self.leaves][1] + beyond)
-                if which >= self.leaves
-                else (place, which, beyond)
-                for place, which, beyond in launch.fill
+                (at, place(which), beyond + (0 if which < self.leaves else moved[which - self.leaves][1]))
+                for at, which, beyond in launch.fill
             )
         return Replay(
             tuple(buffers),
@@ -257,6 +323,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tuple(moved[i][0] for i in places),
             like.get_device(),
             current_stream if like.device.type == "cuda" else no_stream,
+            sum(x is None for x in self.buffers),
         )
 
 
@@ -290,21 +357,32 @@ class ReplayCache:
         self.found[key] = False if replay is None else replay
 
 
-def _together(buffers: Sequence[Buffer], results: set[int]) -> tuple[list[Buffer], list[Place]]:
-    """The buffers, with all that are between kernels only in one; where each of them is now."""
+def _together(
+    buffers: Sequence[Buffer | None], apart: set[int]
+) -> tuple[list[Buffer], list[Place]]:  # fmt: skip
+    """The buffers, with all that are between kernels only in one; where each of them is now.
+
+    Behind them come those that are none of ours (None). ``apart``: the ones that tensors are needed of.
+    """
     kept: list[Buffer] = []
     moved: list[Place] = []
     size = 0
+    between = [b for i, b in enumerate(buffers) if b is not None and not b.zero and i not in apart]
+    computed = 0
     for i, buffer in enumerate(buffers):
-        if i in results or buffer.zero:
+        if buffer is None:
+            moved.append((-2 - computed, 0))
+            computed += 1
+        elif i in apart or buffer.zero:
             moved.append((len(kept), 0))
             kept.append(buffer)
         else:
             moved.append((-1, size))
             size += -(-prod(buffer.shape) * buffer.dtype.itemsize // 256) * 256
-    if any(i < 0 for i, _ in moved):
-        kept.append(Buffer((size,), torch.uint8, next(b for b in buffers if not b.zero).device, False))
-    return kept, [(len(kept) - 1 if i < 0 else i, at) for i, at in moved]
+    if between:
+        kept.append(Buffer((size,), torch.uint8, between[0].device, False))
+    last = len(kept) - 1
+    return kept, [(last - 1 - i if i < -1 else last if i < 0 else i, at) for i, at in moved]
 
 
 def _part(x: Tensor | None, shape: Any, stride: Any, dtype: torch.dtype, beyond: int) -> Tensor:

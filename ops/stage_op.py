@@ -19,6 +19,7 @@ from linalg_dsl.ops.artefacts import Artefacts, Passes
 from linalg_dsl.ops.carried import all_started, started
 from linalg_dsl.ops.library import Operator, register, registered
 from linalg_dsl.ops.quick import QuickStage
+from linalg_dsl.ops.quick_gradients import QuickGradients
 from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.evaluate_form import run_states
 from linalg_dsl.planner.outputs import one_or_all
@@ -46,6 +47,7 @@ class StageOp:
         self._texts: dict[tuple[str, Consts], str] = {}
         self._prepared: dict[tuple[str | float, ...], str] = {}
         self.quick = QuickStage(spec)
+        self.quick_gradients = QuickGradients(spec)
 
     def artefacts(self, consts: Consts = ()) -> Artefacts:
         """Canonical form and plans with these consts fixed."""
@@ -109,8 +111,9 @@ class StageOp:
             initials = started(self.spec, initials, sizes, tensors[0])
         leaves = (*tensors, *initials)
         save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
-        if backend == "triton" and not save and not torch.compiler.is_compiling():
-            found = self.quick(registered(name), leaves, numbers, want, cu_seqlens)
+        if backend == "triton" and not torch.compiler.is_compiling():
+            quick = self.quick_gradients if save else self.quick
+            found = quick(registered(name), leaves, numbers, want, cu_seqlens)
             if found is not None:
                 return self._result(found, len(initials), want)
         operator = getattr(torch.ops.linalg_dsl, name)

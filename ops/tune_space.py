@@ -19,24 +19,27 @@ Assignment = dict[str, Sizes]
 class Variant:
     """Options that change the plan or the text; None is what the op was asked to have.
 
-    ``tma``: the walk, or "walk" for all, that loads its tiles by descriptors.
+    ``tma``: the walk, or "walk" for all, that loads its tiles by descriptors; ``pointers``: the same of
+    those that load by pointers.
     """
 
     chunk_size: int | None = None
     schedule: str | None = None
     tma: str | None = None
+    pointers: str | None = None
 
     @property
     def changes(self) -> dict[str, Any]:
         plan = {"chunk_size": self.chunk_size, "schedule": self.schedule}
         return {n: x for n, x in plan.items() if x is not None} | (
-            {"launch": self.launch} if self.tma else {}
+            {"launch": self.launch} if self.launch else {}
         )
 
     @property
     def launch(self) -> dict[str, dict[str, int]]:
         """Its part of the option ``launch``."""
-        return {self.tma: {"tma": 1}} if self.tma else {}
+        ways = ((self.tma, 1), (self.pointers, 0))
+        return {name: {"tma": way} for name, way in ways if name is not None}
 
     def __str__(self) -> str:
         return ", ".join(f"{n} {x}" for n, x in asdict(self).items() if x is not None) or "as it is"
@@ -49,15 +52,16 @@ def variants(
     few: bool,
     two_levels: bool,
     described: Sequence[str] = (),
+    pointers: Sequence[str] = (),
 ) -> tuple[Variant, ...]:
     """The op as it is, with half and twice the ``chunk`` (None: it has none), and with the other schedule.
 
-    Before these with each of the ``described`` walks loading by descriptors.
+    Before these with each of the ``described`` walks loading by descriptors, each of ``pointers`` by those.
 
     What the user asked for stays: ``asked_chunk``, a schedule other than "walk". ``few``: one level leaves
     multiprocessors idle; ``two_levels``: there is such a schedule.
     """
-    out = [Variant(), *(Variant(tma=name) for name in described)]
+    out = [Variant(), *(Variant(tma=name) for name in described), *(Variant(pointers=n) for n in pointers)]
     if chunk is not None and not asked_chunk:
         out += [Variant(chunk_size=c) for c in (chunk * 2, chunk // 2) if 16 <= c <= 128]
     if two_levels and few and schedule == "walk":

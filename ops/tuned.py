@@ -20,8 +20,8 @@ from linalg_dsl.ops.tune_space import Variant, variants
 from linalg_dsl.planner.step_form import StepForm
 
 if TYPE_CHECKING:
-    from linalg_dsl.codegen.schedule.kernel_plan import Kernel
     from linalg_dsl.ops.op import CompiledOp
+    from linalg_dsl.ops.plan_view import StagePlan
 
 BUDGET = 120.0
 """Seconds of a search that nobody gave a budget."""
@@ -107,19 +107,28 @@ def variants_of(op: CompiledOp, shape: Shape, device: torch.device) -> tuple[Var
     chunk = chosen_chunk(plan.kernels, K=key, V=value, dtype="bfloat16")
     two = not any(why_one_level(plan.kernels.plan) for plan, _, _ in stages)
     asked = op.options.chunk_size is not None
-    walks = [k for plan, _, _ in stages for k in (*plan.kernels.forward, *plan.kernels.backward)]
     few = is_few(asdict(shape), device)
-    return variants(chunk, asked, op.options.schedule, few, two, described_walks(op, walks, device))
+    return variants(chunk, asked, op.options.schedule, few, two, *loads_of_walks(op, stages, device))
 
 
-def described_walks(op: CompiledOp, kernels: Sequence[Kernel], device: torch.device) -> tuple[str, ...]:
-    """The walks tried with descriptors where the device has such copies: those that may pay, then all."""
-    from linalg_dsl.codegen.schedule.descriptors import CAPABLE, pays
+def loads_of_walks(
+    op: CompiledOp, stages: Sequence[tuple[StagePlan, int, int]], device: torch.device
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The walks tried by descriptors where the device has such copies, and those tried by pointers.
+
+    Where descriptors are the default for walks that they may pay for, these by pointers and all by
+    descriptors; elsewhere these by descriptors, then all.
+    """
+    from linalg_dsl.codegen.schedule.descriptors import CAPABLE, DEFAULT, pays
 
     asked = any(sizes.tma is not None for _, sizes in op.options.launch)
-    if asked or modules_of(op)[0].architecture(device) not in CAPABLE:
-        return ()
-    return (*dict.fromkeys(k.name for k in kernels if pays(k)), "walk")
+    major = modules_of(op)[0].architecture(device)
+    if asked or major not in CAPABLE:
+        return (), ()
+    kernels = [p.kernels for p, _, _ in stages]
+    walks = [(p, k) for p in kernels for k in (*p.forward, *p.backward) if k.family == "walk"]
+    some = tuple(dict.fromkeys(k.name for p, k in walks if pays(p, k)))
+    return (("walk",), some) if major in DEFAULT else ((*some, "walk"), ())
 
 
 class Tuner:

@@ -251,10 +251,11 @@ def is_seen(seen, LOOK: tl.constexpr):
     """Whether an entry is True; "always": True unseen, where a branch does not compile or spills.
 
     Triton 3.7 fails at sums of rows that lie in tensor memory (LOOK "flat" has none), and on AMD cards at a
-    product in a branch of a loop; below sm_90 operands that wait for it spill, up to 3 KB.
+    product in a branch of a loop; below sm_90 operands that wait for it spill, up to 3 KB; on sm_90 those of
+    "products" beside sums over more than 128, up to 2.4 KB.
     What such a branch does is right whether or not there is NaN.
     """
-    if LOOK == "always":
+    if LOOK == "always" or LOOK == "products":
         return tl.constexpr(True)
     elif LOOK == "flat":
         return tl.max(seen.to(tl.int32)) > 0
@@ -288,7 +289,9 @@ def has_spread(wide, x, C: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr, 
     if x.dtype == tl.bfloat16 and tl.bfloat16 == DOT:
         edge = tl.arange(0, C) == 0
         bad = (tl.abs(wide) < float("inf")) == 0
-        return is_seen(bad & (edge[:, None] if ROWS else edge[None, :]), LOOK)
+        return is_seen(
+            bad & (edge[:, None] if ROWS else edge[None, :]), "rows" if LOOK == "products" else LOOK
+        )
     else:
         return tl.constexpr(False)
 

@@ -329,8 +329,12 @@ class KernelPrinter:
                 ]
                 out.lines = []
                 for n in inside:
-                    if axis in summed_axes(nodes, n) and n in stores:
-                        self._store(n)
+                    if axis in summed_axes(nodes, n):
+                        read = any(n in nodes[user].args for user in self.kernel.body)
+                        if read and leaves.intersection(nodes[n].args):
+                            out.settle(n)
+                        if n in stores:
+                            self._store(n)
                 small(later)
                 later = []
                 for n in loop.behind:
@@ -454,34 +458,47 @@ class KernelPrinter:
         wide = axes[-1] if axes and axes[-1] != "t" else None
         offset = f"o_{wide.lower()}" if wide else ""
         if "t" in axes:
-            row, step = self._row(heads, head, memory)
+            row = self._row(heads, head, memory)
+            step = heads if memory.rows == 1 else f"{heads} * {memory.rows}"
             if wide is None:
-                return f" + {row} + {step}", "m_t"
+                return f" + {row} + {self._step(memory, step, '')}", "m_t"
             down, across = "[:, None]", "[None, :]"
             if self.out.tile(axes) != axes:
                 down, across = across, down
-            return f" + {row} * {wide} + ({step}{down} * {wide} + {offset}{across})", self.out.mask(axes)
+            place = f"o_t{down} * {self._step(memory, step, wide)} + {offset}{across}"
+            return f" + {row} * {wide} + ({place})", self.out.mask(axes)
         place = f"({head})" if node.op == "param" else f"(i_ch * {heads} + {head})"
         if memory.rows > 1:
             place = f"({place} * {memory.rows} + {memory.row})"
         return (f" + {place} * {wide} + {offset}", self.out.mask(axes)) if wide else (f" + {place}", "")
 
-    def _row(self, heads: str, head: str, memory: Memory) -> tuple[str, str]:
-        """The names of the row of a chunk's first token in a tensor, and of the steps from it in rows.
+    def _row(self, heads: str, head: str, memory: Memory) -> str:
+        """The name of the row of a chunk's first token in a tensor.
 
-        The first is one 64-bit number, the steps are the same for every chunk: no address of a tile is
+        It is one 64-bit number, and the steps from it are the same for every chunk: no address of a tile is
         multiplied out in 64 bits, chunk after chunk.
         """
-        first, step = f"i_first * {heads} + {head}", f"o_t * {heads}"
-        number = ""
+        first, number = f"i_first * {heads} + {head}", ""
         if memory.rows > 1:
-            first, step = f"({first}) * {memory.rows} + {memory.row}", f"{step} * {memory.rows}"
-            number = f"_{memory.row}"
+            first, number = f"({first}) * {memory.rows} + {memory.row}", f"_{memory.row}"
         of = (f"_{memory.argument}{number}" if memory.ratio else number) or "_token"
-        for prefix, expression in (("r", first), ("t", step)):
-            if expression not in self.rows:
-                self.rows[expression] = self.names.unique(f"{prefix}{of}")
-        return self.rows[first], self.rows[step]
+        return self._named(first, f"r{of}")
+
+    def _step(self, memory: Memory, rows: str, wide: str) -> str:
+        """The name of the steps of a chunk's tokens in rows, or of one step in numbers of an axis ``wide``.
+
+        The latter is one number, made before any tile: of (o_t * H) * V in its place ptxas 12.8 and 13.0 were
+        seen to make wrong addresses, with the H << 8 of another tensor for the H << 3 that they factor out.
+        """
+        of = f"_{memory.argument}" if memory.ratio else "_token"
+        if not wide:
+            return self._named(f"o_t * {rows}", f"t{of}")
+        return self._named(f"{rows} * {wide}", f"step{of}" if memory.ratio else f"step_token_{wide.lower()}")
+
+    def _named(self, expression: str, wanted: str) -> str:
+        if expression not in self.rows:
+            self.rows[expression] = self.names.unique(wanted)
+        return self.rows[expression]
 
     def _row_lines(self) -> list[str]:
         return [f"{name} = {expression}" for expression, name in self.rows.items()]

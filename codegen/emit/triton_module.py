@@ -332,13 +332,16 @@ class _Emitter:
         asked = {n: sizes_of(self.asked, self.spec.name, n, f).as_tuple for n, f in kernels}
         return repr({f"{self.title}_{n}": sizes for n, sizes in asked.items() if any(sizes)})
 
-    def _described(self) -> dict[str, tuple[int, ...]]:
-        """The walks that can load by descriptors, by their names in the module, and where they do."""
+    def _described(self) -> dict[str, tuple[tuple[int, ...], bool]]:
+        """The walks that can load by descriptors, by their names in the module: where, whether asked to."""
         found = {}
         for kernel in (*self.plan.forward, *self.plan.backward):
             asked = sizes_of(self.asked, self.spec.name, kernel.name, kernel.family).tma
-            found[f"{self.title}_{kernel.name}"] = capabilities(kernel, asked)
-        return {name: majors for name, majors in found.items() if majors}
+            found[f"{self.title}_{kernel.name}"] = (
+                capabilities(self.plan, kernel, asked, self.invariant),
+                bool(asked),
+            )
+        return {name: (majors, asked) for name, (majors, asked) in found.items() if majors}
 
     def _short(self) -> bool:
         """Whether chunks are as short as the table has them for many erases."""

@@ -163,6 +163,18 @@ class Statements:
             self.zero.add(n)  # every term is zero on padding
         self.text[n] = name
 
+    def settle(self, n: int) -> None:
+        """Behind the loop that summed up loaded numbers: all that reads the sum has it from one statement.
+
+        Up to Triton 3.7 the pass OptimizeThreadLocality takes it for granted that one operation alone reads
+        what a loop has reduced of loads, and compiles no other kernel. No bit changes.
+        """
+        node = self.nodes[n]
+        if node.op in ("sum", "amax") and self._padded(node.axes):
+            name = self.text[n]
+            least = "float('-inf')" if node.op == "amax" else "0.0"  # what it is on padding
+            self.lines.append(f"{name} = tl.where({self.mask(node.axes)}, {name}, {least})")
+
     # -- operands -----------------------------------------------------------------------------------
     def value(self, n: int, axes: Axes | None = None) -> str:
         """The operand in float32, indexed to broadcast over ``axes``."""

@@ -25,7 +25,7 @@ from linalg_dsl.codegen.schedule.call_shape import (
     value_names,
 )
 from linalg_dsl.codegen.schedule.choice import Levels, Place, choose_levels
-from linalg_dsl.codegen.schedule.descriptors import how_tiles_are_loaded
+from linalg_dsl.codegen.schedule.descriptors import are_possible, capabilities, how_tiles_are_loaded
 from linalg_dsl.codegen.schedule.facts import BOUNDARY
 from linalg_dsl.codegen.schedule.kernel_plan import (
     SEGMENT,
@@ -237,10 +237,12 @@ def kernel_schedule(
     own, split = (shape.K, shape.V) if kernel.split == "V" else (shape.V, shape.K)
     lanes = (shape.pieces or shape.B) * shape.H
     loads = tile_kinds(plan.plan.nodes, kernel)
+    tiles = capabilities(plan, kernel, asked.tma, invariant)
+    described = are_possible(tiles, shape, target)
 
     def choose(lanes: int, shared: int) -> tuple[int, int, int]:
         sizes = (shape.chunk, shape.operand_bytes, shared, lanes, target.units, len(kernel.carries))
-        return choose_walk(loads, own, split, *sizes)
+        return choose_walk(loads, own, split, *sizes, described)
 
     filled = MANY if invariant else lanes
     block, warps, stages = choose(filled, target.shared)
@@ -260,7 +262,7 @@ def kernel_schedule(
         *_walk_reasons(plan, kernel, state),
         *sizes,
         *_asked_reasons(asked),
-        *how_tiles_are_loaded(kernel, asked.tma, stages, target),
+        *how_tiles_are_loaded(plan, kernel, tiles, asked.tma, shape, target, block, stages),
         *_boundary_reasons(kernel, shape),
     )
     each = -(-shape.chunks // (shape.pieces or shape.B or 1))

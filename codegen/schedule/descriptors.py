@@ -1,40 +1,63 @@
 """Which walks load their tiles by tensor descriptors made on the host, for the hardware's copies (TMA).
 
 Every walk can: its text then has both ways, and the launcher takes the pointers where a call cannot have
-descriptors. ``launch={"bwd_forward_k": {"tma": 1}}`` asks for them.
+descriptors. ``launch={"bwd_forward_k": {"tma": 1}}`` asks for them, 0 in its place for pointers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from linalg_dsl.codegen.schedule.kernel_plan import Kernel
+from linalg_dsl.codegen.schedule.call_shape import CallShape
+from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.table import descriptors_pay
 from linalg_dsl.codegen.targets import Target
 from linalg_dsl.planner.plan import Node
 
-DEFAULT: tuple[int, ...] = ()
+DEFAULT: tuple[int, ...] = (9,)
 """Major compute capabilities where walks for which ``pays`` holds take descriptors unasked: (9,) for sm_90.
-None does until the kernels as they are emitted have been measured both ways on a GPU."""
+Nothing else has been measured."""
 CAPABLE = (9, 10, 11, 12)
 """Major compute capabilities that have such copies."""
+_MANY = 8
+"""Tiles whose addresses cost a walk that meets kept states more than it gains by loading them itself."""
 
 
-def pays(kernel: Kernel) -> bool:
-    """Whether addresses cost registers that are short: where a walk over keys takes up states of gates.
+def pays(plan: KernelPlan, kernel: Kernel) -> bool:
+    """Whether descriptors gain time, where a program also has so much of a state as ``descriptors_pay`` asks.
 
-    On an H200, bfloat16, K = V = 128, of the gated delta rule .213 ms for .267, of simple_gla .163 for .205
-    and of comba .290 for .364, with prototypes; all other walks were within five percent or slower.
+    Measured on an H200 in bfloat16, K = V = 128, each way at its best sizes. Walks for a gate's gradient
+    that take scores: where they keep states .213 ms for .269 (gated delta rule), .150 for .175 (simple_gla)
+    and .261 for .362 (comba); where they meet them .229 for .262 and .249 for .249 with the eight and nine
+    tiles of the gated delta rule and of comba, .184 for .170 with the five of simple_gla. Walks of a
+    backward that load nothing but [C, K] and [C, V] tiles: .085 for .088, .083 for .088, but .099 for .098
+    where a reverse one splits keys. Others were the same or up to five percent slower, those of coupled
+    states, whose blocks are narrow, not measured. A forward's stay as they are: with descriptors the host
+    prepares a few microseconds longer.
     """
-    return kernel.split == "K" and kernel.direction == "forward" and kernel.boundary is not None
+    if len(kernel.carries) > 1:
+        return False
+    kinds = tile_kinds(plan.plan.nodes, kernel)
+    tiles = [axes for axes in kinds if len(axes) == 2 and "t" in axes]
+    if kernel.boundary is None:
+        bare = len(tiles) == len(kinds) and "ts" not in tiles
+        return bare and kernel in plan.backward and (kernel.direction, kernel.split) != ("reverse", "K")
+    keeps = kernel.direction == kernel.boundary.keeper
+    return "ts" in tiles and (keeps or len(tiles) >= _MANY)
 
 
-def capabilities(kernel: Kernel, asked: int | None) -> tuple[int, ...]:
-    """Where a walk takes descriptors: ``asked`` is 1 for all that can, 0 for none, None for the default."""
+def capabilities(
+    plan: KernelPlan, kernel: Kernel, asked: int | None, invariant: bool = False
+) -> tuple[int, ...]:
+    """Where a walk takes descriptors: ``asked`` is 1 for all that can, 0 for none, None for the default.
+
+    That is none where calls are ``invariant``: packed ones, which have none, are computed as dense ones then.
+    """
     if kernel.family != "walk" or asked == 0:
         return ()
     if asked:
         return CAPABLE
-    return DEFAULT if pays(kernel) else ()
+    return DEFAULT if pays(plan, kernel) and not invariant else ()
 
 
 def is_tile(nodes: Sequence[Node], n: int) -> bool:
@@ -43,15 +66,43 @@ def is_tile(nodes: Sequence[Node], n: int) -> bool:
     return nodes[n].op not in ("const", "param") and len(axes) == 2 and axes[0] == "t" and axes[1] in "KVs"
 
 
-def how_tiles_are_loaded(kernel: Kernel, asked: int | None, stages: int, target: Target) -> tuple[str, ...]:
-    """For ``explain``, where it is not by pointers whatever the device."""
-    where = capabilities(kernel, asked)
+def are_possible(where: Sequence[int], shape: CallShape, target: Target) -> bool:
+    """Whether the launcher of a dense call may take descriptors on a target, where a walk has ``where``."""
+    rows = all(n * shape.operand_bytes % 16 == 0 for n in (shape.K, shape.V))
+    return _major(target) in where and rows and not shape.tokens
+
+
+def how_tiles_are_loaded(
+    plan: KernelPlan,
+    kernel: Kernel,
+    where: Sequence[int],
+    asked: int | None,
+    shape: CallShape,
+    target: Target,
+    block: int,
+    stages: int,
+) -> tuple[str, ...]:
+    """For ``explain``, of walks that may load by descriptors somewhere: ``where`` are their capabilities."""
     if not where:
         return ()
-    major = int(target.arch) // 10 if target.backend == "cuda" else 0
-    if major not in where:
-        no = "no such copies" if major not in CAPABLE else "them only where asked for"
+    if _major(target) not in where:
+        no = "no such copies" if _major(target) not in CAPABLE else "them only where asked for"
         return (f"tiles by pointers: {target.name} has {no} (TMA)",)
+    if not are_possible(where, shape, target):
+        return ("tiles by pointers: copies by descriptors (TMA) need full chunks and rows of whole 16 bytes",)
     if stages < 2:
         return ("tiles by pointers: a loop of one stage has no copies by descriptors (TMA)",)
-    return ("tiles by descriptors made on the host (TMA); by pointers if packed or not aligned to 16 bytes",)
+    how = "tiles by descriptors made on the host (TMA); by pointers if packed or not aligned to 16 bytes"
+    if asked:
+        return (how,)
+    kinds = tile_kinds(plan.plan.nodes, kernel)
+    own = shape.V if kernel.split == "K" else shape.K
+    if not descriptors_pay(kinds, own, block, shape.operand_bytes):
+        return ("tiles by pointers: the state of a program leaves registers for addresses (else TMA)",)
+    count = sum(len(axes) == 2 and "t" in axes for axes in kinds)
+    why = "registers are short" if kernel.boundary else "its rounds are copies and products alone"
+    return (how, f"for it the addresses of {count} tiles would take registers and instructions: {why}")
+
+
+def _major(target: Target) -> int:
+    return int(target.arch) // 10 if target.backend == "cuda" else 0

@@ -53,6 +53,7 @@ def choose_walk(
     lanes: int,
     units: int,
     states: int = 1,
+    described: bool = False,
 ) -> tuple[int, int, int]:
     """(block of the split axis, warps, stages) of a walk that owns ``own`` and splits ``split``.
 
@@ -60,6 +61,8 @@ def choose_walk(
     ``units`` multiprocessors); then as many stages as shared memory allows, three at most: half of it
     where there are more programs than multiprocessors, so that two run on one. Coupled ``states`` lie side
     by side with the operands of each: blocks half as wide as those of one state so large, else they spill.
+    With ``described`` tiles (TMA) a walk that keeps states takes three stages and the widest block that has
+    room for them, one that meets them two narrow programs in the place of a wide one.
     """
     own, split = next_power(own), next_power(split)
     wide = 128 if chunk >= 64 and shared > 200_000 else 64  # with less a wide block spills
@@ -86,7 +89,14 @@ def choose_walk(
     twice = 2 * block  # one program in the place of two, where that leaves shared memory for three stages
     keeps = any(axes.isupper() for axes in loads)
     narrow = states == 1 and own <= 128 and operand_bytes == 2
-    if narrow and not keeps and stages < 3 and block == 64 and twice <= split:
+    if narrow and described and keeps:
+        for wide in (twice, block, block // 2):
+            full = 64 <= wide <= split and lanes * (split // wide) >= 0.75 * units
+            if full and walk_stages(loads, own, wide, chunk, (shared - turned * wide) // operand_bytes) == 3:
+                block, stages = wide, 3
+                break
+    alone = not keeps and not (described and "ob" in loads)
+    if narrow and alone and stages < 3 and block == 64 and twice <= split:
         full = lanes * (split // twice) >= 0.75 * units
         if full and walk_stages(loads, own, twice, chunk, (shared - turned * twice) // operand_bytes) == 3:
             block, stages = twice, 3
@@ -94,6 +104,16 @@ def choose_walk(
     most = 128 * 64 if states == 1 else 128 * 48
     eight = states * own * block > most or (turned > 0 and block > 16 and own > 64 and chunk >= 64)
     return block, 8 if eight else 4, max(1, stages)
+
+
+def descriptors_pay(loads: tuple[str, ...], own: int, block: int, operand_bytes: int) -> bool:
+    """Whether a walk that may load by descriptors does so unasked.
+
+    Where a program has 128 x 64 numbers of a state addresses cost registers that are short. Of walks that own
+    more than 128 only those that keep states spill less so, others more.
+    """
+    wide = next_power(own) * block >= 128 * 64
+    return operand_bytes == 2 and wide and (own <= 128 or any(axes.isupper() for axes in loads))
 
 
 def walk_stages(loads: tuple[str, ...], own: int, block: int, chunk: int, room: int) -> int:

@@ -59,11 +59,13 @@ def test_a_recurrence_becomes_source_in_two_seconds(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_a_module_imports_torch_and_triton_only(name: str) -> None:
-    found = set()
-    for node in ast.walk(ast.parse(module_of(name))):
+    found, text = set(), module_of(name)
+    for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Import(names=names):
                 found |= {alias.name for alias in names}
+            case ast.ImportFrom(module="triton.tools.tensor_descriptor") if "\nDESCRIBED = " in text:
+                assert [alias.name for alias in node.names] == ["TensorDescriptor"]
             case ast.ImportFrom():
                 pytest.fail(f"line {node.lineno} imports from {node.module}")
     assert found == {"functools", "torch", "triton", "triton.language"}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from kernel_cases import TEXTS
 
 import linalg_dsl as ld
 from linalg_dsl.codegen.emit.kernel_lines import through_products
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.table import choose_walk
+from linalg_dsl.ops.draw import draw
 
 SHARED = 232448
 
@@ -153,7 +155,35 @@ def test_below_sm_90_wide_blocks_have_two_stages() -> None:
             assert warps == (8 if chunk == 64 else 4)
 
 
-def test_the_look_for_nan_is_chosen_by_the_target() -> None:
-    text = ld.compile(TEXTS["gated_delta_rule"]).source(backend="triton")
-    assert 'self.look = "always" if hip or 0 < major < 9 else "flat" if major >= 10 else "rows"' in text
+@pytest.mark.parametrize(
+    ("major", "key", "look"),
+    [(8, 64, "always"), (9, 128, "rows"), (9, 256, "products"), (10, 256, "flat"), (0, 256, "rows")],
+)
+def test_the_look_for_nan_is_chosen_by_target_and_size(
+    major: int, key: int, look: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On sm_90 beside rows of 256 it spilled bytes: delta_rule 2400, kda 608, gated_delta_rule 88."""
+    op = ld.compile(TEXTS["gated_delta_rule"], backend="triton")
+    text, module = op.module_text("triton"), op.operator("triton").module
     assert "if has_late_nan(b_u_1, C, TURNED=True, BACK=False, LOOK=LOOK):" in text
+    monkeypatch.setattr(module, "architecture", lambda device: major)
+    sizes = {"K": key, "V": 32}
+    tensors = tuple(torch.empty(1, 8, 1, *(sizes[d] for d in dims)) for dims in module.DIMS)
+    assert module.Call(tensors, (None,), None).look == look
+
+
+def test_operands_of_long_sums_are_cleaned_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sm_90 does it: what is not finite at late tokens leaves no trace in earlier ones."""
+    op = ld.compile(TEXTS["gated_delta_rule"], backend="triton")
+    tensors = draw(op.spec, 1, 12, 1, 130, 16, dtype=torch.float32, seed=1)
+    plain = op(**tensors)
+    monkeypatch.setattr(op.operator("triton").module, "architecture", lambda device: 9)
+    assert torch.allclose(op(**tensors), plain, atol=1e-6)
+    spoilt = {n: x.clone() for n, x in tensors.items()}
+    spoilt["v"][:, 7, :, 3], spoilt["v"][:, 9, :, 5] = float("nan"), float("inf")
+    o = op(**spoilt)
+    assert torch.allclose(o[:, :7], plain[:, :7], atol=1e-6)
+    assert not o[:, 7:, :, 3].isfinite().any()
+    assert not o[:, 9:, :, 5].isfinite().any()
+    rest = [i for i in range(16) if i not in (3, 5)]
+    assert torch.allclose(o[..., rest], plain[..., rest], atol=1e-6)

@@ -12,7 +12,6 @@ from module_files import module_of_text
 from torch import Tensor
 
 import linalg_dsl as ld
-from linalg_dsl.codegen.schedule import descriptors
 from linalg_dsl.codegen.targets import TARGETS, launches
 from linalg_dsl.ops.catalogue import catalogue_text
 from linalg_dsl.ops.draw import draw
@@ -217,21 +216,91 @@ def test_an_exported_file_has_both_ways(tmp_path: Path) -> None:
     alike([exported.simple_gla(*tensors.values())], [op.with_options(launch=())(**tensors)])
 
 
-def test_unasked_the_text_is_what_it_was() -> None:
+TRAIN: dict[str, Any] = {
+    "key": 128, "value": 128, "dtype": "bfloat16", "batch": 8, "length": 2048, "heads": 16
+}  # fmt: skip
+
+
+def described(op: CompiledOp, target: str = "sm_90", **shape: Any) -> dict[str, tuple[int, int, int]]:
+    """(block, warps, stages) of every walk of a call that loads by descriptors."""
+    return {
+        x.kernel.fn.__name__.removeprefix(f"{op.spec.name}_"): (dict(x.constants)["BLOCK"], x.warps, x.stages)
+        for x in launches(op.module_text("triton"), TARGETS[target], **{**TRAIN, **shape})
+        if dict(x.constants).get("TMA")
+    }
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+
+
+@pytest.mark.usefixtures("compiling")
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("gated_delta_rule", {"bwd_forward_k": (128, 8, 3), "bwd_reverse_k": (64, 4, 2)}),
+        ("comba", {"bwd_forward_k": (128, 8, 3), "bwd_reverse_k": (64, 4, 2)}),
+        ("simple_gla", {"bwd_forward_k": (64, 4, 3)}),  # (128, 8, 3) takes more memory than there is
+        ("linear_attention", {"bwd_forward_k": (128, 8, 3), "bwd_reverse_v": (128, 8, 3)}),
+        ("delta_rule", {}),
+        ("kda", {}),
+    ],
+)
+def test_walks_that_gained_by_descriptors_take_them_at_their_best_sizes(
+    name: str, sizes: dict[str, tuple[int, int, int]]
+) -> None:
+    op = compiled(name)
+    assert described(op) == sizes
+    assert described(op, "sm_100") == described(op, "gfx942") == described(op, "sm_80") == {}
+    off = op.with_options(launch=ld.compile(op.spec, launch={"walk": {"tma": 0}}).options.launch)
+    assert "DESCRIBED" not in off.module_text("triton")
+
+
+@pytest.mark.usefixtures("compiling")
+def test_unasked_only_where_registers_are_short() -> None:
     op = compiled("gated_delta_rule")
-    assert "TMA" not in op.module_text("triton")
-    assert op.module_text("triton") == op.with_options(launch=()).module_text("triton")
-    asked = op.with_options(launch=ld.compile(op.spec, launch={"walk": {"tma": 0}}).options.launch)
-    assert asked.module_text("triton") == op.module_text("triton")
+    assert set(described(op, key=256, value=256)) == {"bwd_forward_k"}
+    assert described(compiled("linear_attention"), key=256, value=256) == {}
+    assert described(op, key=64, value=64) == {}
+    assert described(op, batch=1, length=32768) == {}  # blocks of 16
+    assert described(op, dtype="float32") == {}
+    assert described(op, key=100) == {}  # rows of 200 bytes
+    assert described(compiled("gated_delta_rule", invariant=True)) == {}
+    asked = compiled("gated_delta_rule", launch=ASKED)
+    assert len(described(asked, key=64, value=64)) == 4
+    assert described(asked, key=100) == {}
 
 
-def test_one_line_makes_them_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "DEFAULT", (9,))
-    text = compiled("gated_delta_rule").module_text("triton")
-    assert "DESCRIBED = {'gated_delta_rule_bwd_forward_k': (9,)}" in text
-    off = compiled("gated_delta_rule", launch={"walk": {"tma": 0}}).module_text("triton")
-    assert "TMA" not in off
-    assert "TMA" not in compiled("delta_rule").module_text("triton")
+@pytest.mark.usefixtures("compiling")
+def test_calls_without_descriptors_have_the_sizes_of_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed, say: what a walk by descriptors has registers for, one by pointers has not."""
+    op, plain = compiled("gated_delta_rule"), compiled("gated_delta_rule", launch={"walk": {"tma": 0}})
+    for shape in ({"key": 100}, {"key": 64, "value": 64}, {"batch": 1}):
+        found, other = (
+            [
+                (x.kernel.fn.__name__, dict(x.constants).get("BLOCK"), x.warps, x.stages)
+                for x in launches(each.module_text("triton"), TARGETS["sm_90"], **{**TRAIN, **shape})
+            ]
+            for each in (op, plain)
+        )
+        assert found == other
+    module, offsets = module_of(op), torch.tensor([0, 40, 100], dtype=torch.int32)
+    monkeypatch.setattr(module, "architecture", lambda device: 9)
+    monkeypatch.setattr(module, "device_limits", lambda device: (2, 232448, False))
+    tensors = tuple(
+        torch.empty(1, 100, 16, *(128 for _ in d), dtype=torch.bfloat16 if d else torch.float32)
+        for d in module_of(op).DIMS
+    )
+    name = "gated_delta_rule_bwd_forward_k"
+    loads = ("OB", "t", "t", "t", "tb", "tb", "to", "to", "to", "ts")
+    sizes = [
+        module.Call(tensors, (None,), given).sizes_of_walk(getattr(module, name), "K", loads)
+        for given in (None, offsets)
+    ]
+    assert sizes == [(128, 1, 8, 3), (64, 2, 4, 3)]
 
 
 @pytest.mark.parametrize(
@@ -274,3 +343,28 @@ def test_explain_says_how_tiles_are_loaded() -> None:
     other = op.plan.explain(**shape, target="sm_80").schedule
     assert any("sm_80 has no such copies" in line for line in other)
     assert not any("TMA" in line for line in ld.compile(ld.ops.gla.spec).plan.explain(**shape).schedule)
+
+
+def test_explain_says_why_a_walk_takes_descriptors_unasked() -> None:
+    op = ld.compile(ld.ops.gated_delta_rule.spec)
+    shape: dict[str, Any] = {"B": 8, "T": 2048, "H": 16, "K": 128, "V": 128}
+
+    def lines(kernel: str, **more: Any) -> list[str]:
+        found = op.plan.explain(**{**shape, **more}).schedule
+        start = next(i for i, line in enumerate(found) if line.startswith(f"{kernel}:"))
+        end = next((i for i in range(start + 1, len(found)) if found[i][0] != " "), len(found))
+        return [found[start], *(line for line in found[start:end] if "TMA" in line or "addresses" in line)]
+
+    keeps = lines("bwd_forward_k")
+    assert "8 warps, 3 stages" in keeps[0]
+    assert "128 programs" in keeps[0]
+    assert "by descriptors" in keeps[1]
+    assert "addresses of 6 tiles" in keeps[2]
+    assert "registers are short" in keeps[2]
+    assert "4 warps, 2 stages" in lines("bwd_reverse_k")[0]
+    assert "leaves registers for addresses" in lines("bwd_forward_k", K=64, V=64)[1]
+    assert "whole 16 bytes" in lines("bwd_forward_k", K=100)[1]
+    assert len(lines("fwd_walk")) == 1
+    assert "only where asked for" in lines("bwd_forward_k", target="sm_100")[1]
+    linear = ld.compile(ld.ops.linear_attention.spec).plan.explain(**shape).schedule
+    assert any("copies and products alone" in line for line in linear)

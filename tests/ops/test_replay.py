@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -246,11 +247,34 @@ def test_a_profiler_of_triton_sees_its_own_launches() -> None:
     assert (kernel.slow, len(kernel.seen)) == (2, 0)
 
 
-def test_what_does_more_than_allocate_is_not_replayed() -> None:
-    x = torch.zeros(4)
+def test_operations_between_launches_are_carried_out_again() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     with Recorder({id(x): (0, 0)}, 1) as recorder:
-        o = torch.empty(4) + 1
-    assert recorder.replay((o,), x) is None
+        o = torch.zeros(4)
+        y = (x + o).view(2, 2).sum(1)
+        z = torch.cat([y, y * 3.0])
+    made = recorder.replay((z, o), x)
+    assert made is not None
+    other = x + 10
+    found = made([other], [other.data_ptr()])
+    assert torch.equal(found[0], torch.tensor([23.0, 27.0, 69.0, 81.0]))
+    assert torch.equal(found[1], torch.zeros(4))
+
+
+def test_what_depends_on_data_or_changes_it_is_not_replayed() -> None:
+    x = torch.ones(4)
+    strange = torch.ones(4)  # of no leaf: another call may have another
+    works: list[Callable[[], Tensor]] = [
+        lambda: torch.zeros(4) + x[0].item(),
+        lambda: torch.zeros(4).add_(x),
+        lambda: x + strange,
+        lambda: torch.topk(x, 2)[0],
+        lambda: torch.rand(4),
+    ]
+    for work in works:
+        with Recorder({id(x): (0, 0)}, 1) as recorder:
+            o = work()
+        assert recorder.replay((o,), x) is None
     with Recorder({id(x): (0, 0)}, 1) as recorder:
         o = torch.zeros(4)
     made = recorder.replay((o,), x)

@@ -295,6 +295,7 @@ def test_variants_keep_what_was_asked_for() -> None:
     assert variants(32, True, "walk", False, True) == (Variant(),)
     assert variants(32, True, "walk", False, True, ("walk",)) == (Variant(), Variant(tma="walk"))
     assert variants(None, False, "walk", True, False) == (Variant(),)
+    assert variants(None, False, "walk", True, False, (), ("a",)) == (Variant(), Variant(pointers="a"))
 
 
 def test_descriptors_are_tried_where_the_device_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,10 +303,16 @@ def test_descriptors_are_tried_where_the_device_has_them(monkeypatch: pytest.Mon
     assert Variant(tma="walk") not in variants_of(op, SHAPE, CPU)
     module = op.operator("triton").module
     monkeypatch.setattr(module, "architecture", lambda device: 9)
-    assert [v.tma for v in variants_of(op, SHAPE, CPU)[:3]] == [None, "bwd_forward_k", "walk"]
+    pays = ("bwd_forward_k", "bwd_reverse_k")
+    first = [Variant(), Variant(tma="walk"), *(Variant(pointers=name) for name in pays)]
+    assert list(variants_of(op, SHAPE, CPU)[:4]) == first
+    assert first[2].launch == first[2].changes["launch"] == {"bwd_forward_k": {"tma": 0}}
+    monkeypatch.setattr(module, "architecture", lambda device: 10)
+    first = [Variant(), *(Variant(tma=name) for name in (*pays, "walk"))]
+    assert list(variants_of(op, SHAPE, CPU)[:4]) == first
     asked = op.with_options(launch=read_launches({"walk": {"tma": 0}}))
     monkeypatch.setattr(asked.operator("triton").module, "architecture", lambda device: 9)
-    assert not any(v.tma for v in variants_of(asked, SHAPE, CPU))
+    assert not any(v.launch for v in variants_of(asked, SHAPE, CPU))
     assert str(Variant(tma="walk")) == "tma walk"
 
 
@@ -314,7 +321,7 @@ def test_walks_with_descriptors_can_win(monkeypatch: pytest.MonkeyPatch) -> None
         def whole_time(self, op: CompiledOp, run: Callable[[], object]) -> float:
             return super().whole_time(op, run) - (2.0 if of(op, "walk").tma else 0.0)
 
-    monkeypatch.setattr(tuned_module, "described_walks", lambda op, kernels, device: ("walk",))
+    monkeypatch.setattr(tuned_module, "loads_of_walks", lambda op, stages, device: (("walk",), ()))
     record = search(Faster())
     assert record.best is not None
     assert record.best["launch"]["walk"] == {"tma": 1}

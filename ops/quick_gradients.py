@@ -1,0 +1,172 @@
+"""Calls with gradients, replayed (ops/replay.py): forward and backward past the dispatcher.
+
+A registered operator costs its caller several hundred microseconds when gradients are wanted: it goes through
+autograd's and torch.library's wrappers in Python, twice. Calls like an earlier one need none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linalg_dsl.language.spec import RecurrenceSpec
+from linalg_dsl.ops.library import Operator, plain_types
+from linalg_dsl.ops.quick import alone, is_captured, look, stage_key
+from linalg_dsl.ops.replay import Key, Recorder, ReplayCache, describe, is_plain
+from linalg_dsl.planner.outputs import each, one_or_all
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a forward and its backward are of, beside their tensors."""
+
+    operator: Operator
+    numbers: tuple[float, ...]
+    want: bool
+
+
+class QuickGradients:
+    """The runs of one stage with gradients: outputs, states and all gradients as the operator has them."""
+
+    def __init__(self, spec: RecurrenceSpec) -> None:
+        self.spec = spec
+        self.forwards = ReplayCache()
+        self.backwards = ReplayCache()
+        self.inputs = len(spec.inputs)
+        self.given = self.inputs + len(spec.states)
+        self.outputs = len(spec.outputs)
+
+    def __call__(
+        self,
+        operator: Operator,
+        given: Sequence[Tensor | None],
+        numbers: Sequence[float],
+        want: bool,
+        offsets: Tensor | None = None,
+    ) -> list[Tensor] | None:
+        """The outputs, then the states if ``want``, with their gradients; None if to be run otherwise."""
+        if not is_plain() or is_captured(given):
+            return None
+        leaves = [*given, offsets]
+        key = self._key(leaves, numbers, want)
+        if key is None or (self.forwards.get(key) is None and not self.forwards.is_due(key)):
+            return None
+        look(self.spec, leaves)
+        run = _Run(operator, tuple(numbers), want)
+        return list(_Differentiated.apply(self, run, *leaves))  # type: ignore[no-untyped-call]
+
+    def forward(self, run: _Run, leaves: Sequence[Tensor | None]) -> list[Tensor]:
+        """Outputs, states if wanted, what the backward takes."""
+        leaves = [None if x is None else x.contiguous() for x in leaves]
+        key, addresses = self._described(leaves, run)
+        replay = self.forwards.get(key)
+        if replay is not None:
+            return replay(leaves, addresses)
+        given = alone(leaves)
+        known = {id(x): (i, 0) for i, x in enumerate(given) if x is not None}
+        tensors = tuple(x for x in given[: self.inputs] if x is not None)
+        consts = run.operator.numbers(tensors, run.numbers)
+        with plain_types(tensors[0]), Recorder(known, len(leaves)) as recorder:
+            o, states, residuals = run.operator.module.forward(
+                tensors,
+                tuple(given[self.inputs : -1]),
+                consts,
+                given[-1],
+                run.want,
+                True,
+                launch=recorder.launch,
+            )
+        results = [*each(o), *(states or ()), *residuals]
+        self.forwards.keep(key, recorder.replay(results, tensors[0]))
+        return results
+
+    def backward(self, run: _Run, leaves: Sequence[Tensor | None], count: int) -> list[Tensor]:
+        """Gradients of all tensors, then those of the initial states that there are.
+
+        ``leaves``: those of the forward, ``count`` residuals, cotangents of the outputs and of the states.
+        """
+        leaves = [None if x is None else x.contiguous() for x in leaves]
+        key, addresses = self._described(leaves, run)
+        replay = self.backwards.get(key)
+        if replay is not None:
+            return replay(leaves, addresses)
+        due = self.backwards.is_due(key)
+        given = alone(leaves)
+        tensors = tuple(x for x in given[: self.inputs] if x is not None)
+        initials, (offsets, *rest) = tuple(given[self.inputs : self.given]), given[self.given :]
+        outputs = [x for x in rest[count : count + self.outputs] if x is not None]
+        consts, d_finals = run.operator.numbers(tensors, run.numbers), tuple(rest[count + self.outputs :])
+        arguments = (tensors, initials, consts, offsets, rest[:count], one_or_all(outputs), d_finals)
+        module = run.operator.module
+        if not due:
+            with plain_types(tensors[0]):
+                return self._gradients(tensors, *module.backward(*arguments))[0]
+        known = {id(x): (i, 0) for i, x in enumerate(given) if x is not None}
+        with plain_types(tensors[0]), Recorder(known, len(leaves)) as recorder:
+            grads, d_initials = module.backward(*arguments, launch=recorder.launch)
+        results, whole = self._gradients(tensors, grads, d_initials)
+        self.backwards.keep(key, recorder.replay(results, tensors[0]) if whole else None)
+        return results
+
+    @staticmethod
+    def _gradients(
+        tensors: Sequence[Tensor], grads: Sequence[Tensor | None], d_initials: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor], bool]:
+        """Zeros where nothing depends on a tensor; whether there are none such."""
+        found = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, tensors, strict=True)]
+        whole = all(g is not None for g in grads)
+        return [*found, *(d for d in d_initials if d is not None)], whole
+
+    def _key(self, leaves: Sequence[Tensor | None], numbers: Sequence[float], want: bool) -> Key | None:
+        with torch.no_grad():
+            leaves = [None if x is None else x.contiguous() for x in leaves]
+            found = describe(leaves)
+        return None if found is None else stage_key(found[0], leaves, numbers, want)
+
+    def _described(self, leaves: Sequence[Tensor | None], run: _Run) -> tuple[Key, list[int]]:
+        found = describe(leaves)
+        assert found is not None  # without gradients, and plain tensors as the call's
+        return stage_key(found[0], leaves, run.numbers, run.want), found[1]
+
+
+class _Differentiated(torch.autograd.Function):
+    """A run of one stage."""
+
+    @staticmethod
+    def forward(ctx: Any, quick: QuickGradients, run: _Run, *leaves: Tensor | None) -> tuple[Tensor, ...]:
+        results = quick.forward(run, leaves)
+        count = quick.outputs + (quick.given - quick.inputs if run.want else 0)
+        ctx.quick, ctx.run = quick, run
+        ctx.has = tuple(x is not None for x in leaves)
+        ctx.like = tuple((x.shape, x.dtype, x.device) for x in results[: quick.outputs])
+        ctx.set_materialize_grads(False)  # a state that nobody used has no gradient, rather than one of zeros
+        ctx.save_for_backward(*(x for x in leaves if x is not None), *results[count:])
+        return tuple(results[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        quick: QuickGradients = ctx.quick
+        run: _Run = ctx.run
+        saved = list(ctx.saved_tensors)
+        leaves = [saved.pop(0) if has else None for has in ctx.has]
+        d_outputs = [
+            torch.zeros(shape, dtype=dtype, device=device) if d is None else d
+            for d, (shape, dtype, device) in zip(cotangents[: quick.outputs], ctx.like, strict=True)
+        ]
+        states = quick.given - quick.inputs
+        d_states = list(cotangents[quick.outputs :]) if run.want else [None] * states
+        rest = [*saved, *d_outputs, *d_states]
+        if torch.is_grad_enabled() or describe([*leaves, *rest]) is None or not is_plain():
+            # a graph of the backward is asked for, which the operator refuses when it is used; or something
+            # else looks on
+            *tensors, offsets = leaves
+            operator = getattr(torch.ops.linalg_dsl, f"{run.operator.name}_backward")
+            grads = operator(*tensors, list(run.numbers), offsets, True, saved, *d_outputs, *d_states)
+        else:
+            grads = quick.backward(run, [*leaves, *rest], len(saved))
+        found = iter(grads)
+        return (None, None, *(next(found) if has else None for has in ctx.has[:-1]), None)
