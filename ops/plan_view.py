@@ -66,7 +66,8 @@ class StagePlan:
         from linalg_dsl.codegen.schedule.cut import cut
         from linalg_dsl.codegen.schedule.lower import lower
 
-        return cut(lower(self.forward, self.backward))
+        wide = self.precision.solve == "float32"
+        return cut(lower(self.forward, self.backward), wide_solve=wide)
 
     def explain(
         self,

@@ -24,7 +24,14 @@ from linalg_dsl.codegen.emit.walk_tiles import CONSTANT, WalkTiles
 from linalg_dsl.codegen.emit.walk_tiles import RESERVED as TILE_NAMES
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.descriptors import is_tile
-from linalg_dsl.codegen.schedule.kernel_plan import Boundary, BoundaryProducts, Kernel, KernelPlan, tile_kinds
+from linalg_dsl.codegen.schedule.kernel_plan import (
+    Boundary,
+    BoundaryProducts,
+    Kernel,
+    KernelPlan,
+    is_transform,
+    tile_kinds,
+)
 from linalg_dsl.codegen.schedule.two_level import Start
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import Axes
@@ -89,6 +96,9 @@ class KernelPrinter:
             needs_zero=self._needs_zero(),
             turned=turned_axes(self.nodes, kernel),
             nan_exact=nan_exact,
+            wide=frozenset(
+                b.node for b in plan.buffers if b.element == "float32" and is_transform(self.nodes, b.node)
+            ),
         )
         self.tiles = WalkTiles(names) if described else None
         self.pointers: dict[str, str] = {}

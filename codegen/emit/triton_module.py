@@ -51,7 +51,7 @@ from linalg_dsl.errors import ArgumentError, InternalError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.plan import ChunkPlan
-from linalg_dsl.planner.precision import precision
+from linalg_dsl.planner.precision import Precision, precision
 
 _SIZES = {"K": "self.key", "V": "self.value"}
 
@@ -117,9 +117,9 @@ class TritonModule:
     described: str
 
 
-def kernel_plan(forward: ChunkPlan, backward: ChunkPlan) -> KernelPlan:
-    """The kernels of both plans."""
-    return cut(lower(forward, backward))
+def kernel_plan(forward: ChunkPlan, backward: ChunkPlan, digits: Precision | None = None) -> KernelPlan:
+    """The kernels of both plans, with the digits that were chosen."""
+    return cut(lower(forward, backward), wide_solve=digits is not None and digits.solve == "float32")
 
 
 def emit_triton(
@@ -152,7 +152,7 @@ def emit_triton(
         raise ArgumentError(
             f"chunk_size: expected a power of two from 16 to 256 for Triton, got {chunk_size}"
         )
-    plan = kernel_plan(forward, backward)
+    plan = kernel_plan(forward, backward, precision(canonical))
     forced = schedule == "two_level"
     levels = forced or (schedule == "auto" and not invariant and not why_one_level(plan.plan))
     emitter = _Emitter(

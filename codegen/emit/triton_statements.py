@@ -87,6 +87,8 @@ class Statements:
     """
     nan_exact: bool = False
     """Whether products with triangles are looked at for what 0 times NaN leaves in them."""
+    wide: frozenset[int] = frozenset()
+    """Triangles that lie in memory in float32: products with them take operands of 24 or 11 bits, not 8."""
     again: dict[int, str] = field(default_factory=dict)
     """How a tile is loaded that a loop over chunks has loaded before."""
     picks: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -333,6 +335,7 @@ class Statements:
         sides = f"TURNED={turned}, BACK={node.op == 'apply_t'}"
         lines, operands = [], []
         for n in node.args:
+            plain = plain or node.args[0] in self.wide
             text = self.value(n) if plain else self.operand(n)
             if n in self.again and n == node.args[1]:  # once more, so that no other use is seen of the first
                 copy = self.names.unique(f"{self.text[n]}_again")
@@ -387,7 +390,8 @@ class Statements:
         return self._dot(a, b)
 
     def _apply(self, a: int, z: int, *, transposed: bool) -> str:
-        scores, rows = self.operand(a), self.operand(z)
+        taken = self.value if a in self.wide else self.operand
+        scores, rows = taken(a), taken(z)
         if self.tile(self.nodes[z].axes)[0] != "t":
             return self._dot(rows, scores if transposed else f"tl.trans({scores})")
         return self._dot(f"tl.trans({scores})" if transposed else scores, rows)

@@ -12,7 +12,15 @@ from dataclasses import replace
 from linalg_dsl.codegen.schedule.alone import stands_alone
 from linalg_dsl.codegen.schedule.boundary import with_boundaries
 from linalg_dsl.codegen.schedule.facts import COTANGENT, FORWARD, REVERSE, PlanFacts
-from linalg_dsl.codegen.schedule.kernel_plan import BoundaryTerm, Buffer, Element, Kernel, KernelPlan, shares
+from linalg_dsl.codegen.schedule.kernel_plan import (
+    BoundaryTerm,
+    Buffer,
+    Element,
+    Kernel,
+    KernelPlan,
+    is_transform,
+    shares,
+)
 from linalg_dsl.codegen.schedule.naming import with_names
 from linalg_dsl.codegen.schedule.phase import Phase
 from linalg_dsl.codegen.schedule.verify import verify
@@ -21,17 +29,21 @@ from linalg_dsl.planner.ops import OPS
 from linalg_dsl.planner.plan import ChunkPlan
 
 
-def cut(plan: ChunkPlan) -> KernelPlan:
-    """The kernels of a lowered plan (forward, and backward if the plan has gradients), verified."""
+def cut(plan: ChunkPlan, *, wide_solve: bool = False) -> KernelPlan:
+    """The kernels of a lowered plan (forward, and backward if the plan has gradients), verified.
+
+    ``wide_solve``: T of the solve stays float32 between kernels (``planner.precision``).
+    """
     plan, boundaries = with_boundaries(plan)
-    kernels = _Cut(with_names(plan), boundaries).run()
+    kernels = _Cut(with_names(plan), boundaries, wide_solve).run()
     verify(kernels)
     return kernels
 
 
 class _Cut:
-    def __init__(self, plan: ChunkPlan, boundaries: tuple[BoundaryTerm, ...]) -> None:
+    def __init__(self, plan: ChunkPlan, boundaries: tuple[BoundaryTerm, ...], wide_solve: bool) -> None:
         self.plan = plan
+        self.wide_solve = wide_solve
         self.boundaries = boundaries
         self.facts = PlanFacts(plan, boundaries)
         self.nodes = plan.nodes
@@ -129,6 +141,8 @@ class _Cut:
         """
         node = self.nodes[n]
         if any(stands_alone(self.nodes[u]) for u in self.facts.users[n]):
+            return "float32"
+        if self.wide_solve and is_transform(self.nodes, n):
             return "float32"
         if node.axes == ("t", "s"):
             return "compute"

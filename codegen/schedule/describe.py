@@ -32,6 +32,7 @@ from linalg_dsl.codegen.schedule.kernel_plan import (
     BoundaryProducts,
     Kernel,
     KernelPlan,
+    is_transform,
     tile_kinds,
 )
 from linalg_dsl.codegen.schedule.levels import choose_combine, combine_time
@@ -46,7 +47,6 @@ from linalg_dsl.codegen.schedule.two_level import Summary, TwoLevel, first_walk
 from linalg_dsl.codegen.targets import Target, find_target
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.planner.ops import OPS
-from linalg_dsl.planner.plan import Node
 
 MANY = 1 << 30
 SCAN = "super_scan"
@@ -375,15 +375,11 @@ def _walk_reasons(plan: KernelPlan, kernel: Kernel, state: int) -> tuple[str, ..
     given = [
         n for n in kernel.loads if nodes[n].axes == ("t", own) and nodes[n].op not in ("input", "cotangent")
     ]
-    solves = any(_is_transform(nodes, n) for n in kernel.loads)
+    solves = any(is_transform(nodes, n) for n in kernel.loads)
     if given and not solves and any(n.op == "ut_transform" for n in nodes):
         named = value_names(plan)
         out.append(f"with {_listed(named[n] for n in given)} at hand its state is a plain linear recurrence")
     return tuple(out)
-
-
-def _is_transform(nodes: Sequence[Node], n: int) -> bool:
-    return nodes[n].op == "pick" and nodes[nodes[n].args[0]].op == "ut_transform"
 
 
 def _block_reason(

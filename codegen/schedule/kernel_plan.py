@@ -196,6 +196,11 @@ def kept_states(boundary: BoundaryTerm) -> int:
     return len(boundary.kept) if isinstance(boundary, BoundaryProducts) else 1
 
 
+def is_transform(nodes: Sequence[Node], n: int) -> bool:
+    """Whether a value is T of the solve, or one of its r x r parts."""
+    return nodes[n].op == "pick" and nodes[nodes[n].args[0]].op == "ut_transform"
+
+
 def shares(nodes: Sequence[Node], kernel: Kernel) -> frozenset[int]:
     """The sums over its split axis that a walk stores: of each block its share."""
     return frozenset(

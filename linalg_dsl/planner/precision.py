@@ -24,6 +24,14 @@ from typing import Literal
 from linalg_dsl.planner.form import CanonicalRecurrence, Recurrence
 from linalg_dsl.planner.stability import solve_is_bounded
 
+WIDE_SOLVE = False
+"""Whether plans with erases keep T in float32 between kernels, form it in three products of bfloat16 halves
+for one, and take it and what it is applied to with 11 bits (tf32) into their product, in bfloat16 calls.
+
+8 bits of both cost most of the digits where keys are alike and strengths near 2 (docs/precision.md: o off by
+1.5e-1 of delta_rule, by 2.5e-2 so). It costs 2 C² bytes more a chunk and head, and a slower product of C
+rows in the walks; by how much has not been measured.
+"""
 FEW = 16
 """From so many channels along the erased axis on no chunk erases all of a state."""
 
@@ -33,12 +41,14 @@ class Precision:
     """The choices for one plan, and their ``reasons``, a line each.
 
     ``transform``: how the products that form T round their operands in calls of a short type on a GPU.
+    ``solve``: how T lies in memory between kernels, and enters products: as their operands, or in float32.
     ``axis``: the axis of the state that is erased along; ``shortest``: for 1, 2, ... channels of it the most
     tokens of a chunk of float32 (beyond the last entry there is no limit; empty without erases). A chunk size
     that was asked for is not changed.
     """
 
     transform: Literal["fp16", "bf16x3"]
+    solve: Literal["operands", "float32"]
     axis: Literal["K", "V"]
     shortest: tuple[int, ...]
     reasons: tuple[str, ...]
@@ -48,15 +58,17 @@ def precision(canonical: CanonicalRecurrence) -> Precision:
     """The choices for a recurrence in form (1)."""
     rec, spec = canonical.recurrences[0], canonical.spec
     bounded = solve_is_bounded(rec, spec)
+    wide = WIDE_SOLVE and bool(rec.r)
     return Precision(
-        transform="fp16" if bounded else "bf16x3",
+        transform="fp16" if bounded and not wide else "bf16x3",
+        solve="float32" if wide else "operands",
         axis="V" if rec.axis == "V" else "K",
         shortest=tuple(max(1, d // rec.r) for d in range(1, FEW)) if rec.r else (),
-        reasons=tuple(_reasons(rec, bounded)),
+        reasons=tuple(_reasons(rec, bounded, wide)),
     )
 
 
-def _reasons(rec: Recurrence, bounded: bool) -> list[str]:
+def _reasons(rec: Recurrence, bounded: bool, wide: bool) -> list[str]:
     lines = [
         "float32: operands of products keep 24 bits; in short types too sums, gates and states are float32"
     ]
@@ -70,7 +82,9 @@ def _reasons(rec: Recurrence, bounded: bool) -> list[str]:
             "short types form T = (I − Σ G^B)⁻¹ in "
             + (
                 "float16, whose digits are those of tf32: |T| ≤ |Σ| follows from the declaration"
-                if bounded
+                if bounded and not wide
+                else "three products of bfloat16 halves for one, and keep it in float32"
+                if wide
                 else "three products of bfloat16 halves for one: no bound of T follows from the declaration"
             )
         )

@@ -18,6 +18,7 @@ from linalg_dsl.planner.equations import Equation, Writer
 from linalg_dsl.planner.form import CanonicalRecurrence
 from linalg_dsl.planner.origins import Origins, find_origins
 from linalg_dsl.planner.plan import ChunkPlan
+from linalg_dsl.planner.precision import precision
 from linalg_dsl.planner.step_cost import INTERVAL
 from linalg_dsl.planner.step_form import StepForm
 from linalg_dsl.planner.step_verdict import StepExplanation, TokenWriter
@@ -90,7 +91,7 @@ def make_part(
         launches = step_launches(form, step_schedule(forward, backward), shape, origins, chunk)
         chunks: Sequence[int] = (1,)
     else:
-        kernels = cut(lower(forward, backward))
+        kernels = cut(lower(forward, backward), wide_solve=precision(form).solve == "float32")
         found = schedule_call(kernels, asked, find_target(call.target))
         chunk, levels = found.shape.chunk, found.levels.line
         launches = chunk_launches(kernels, found, origins)

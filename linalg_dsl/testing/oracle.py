@@ -98,6 +98,22 @@ def exact(case: Case, *, gradients: bool = True, copies: int = COPIES, seed: int
     return Oracle(case, {n: parts[0] for n, parts in blocks.items()}, gradients, copies, seed)
 
 
+def step_loop(case: Case) -> list[Tensor]:
+    """Output and final states of the step loop in the type that the case is computed in."""
+    offsets = case.shape.offsets
+    with torch.no_grad(), spent(REFERENCE):
+        o, last = reference(
+            case.spec,
+            case.tensors,
+            initial_state=list(case.states.values()) if case.states else None,
+            output_final_state=True,
+            cu_seqlens=None if offsets is None else torch.tensor(offsets),
+            consts=case.consts,
+            dtype=working(case.dtype),
+        )
+    return [o, *([last] if isinstance(last, Tensor) else last)]
+
+
 class _InputNoise:
     """Relative roundings of the inputs of products, in all blocks of heads but the first."""
 

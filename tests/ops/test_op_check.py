@@ -14,7 +14,14 @@ from linalg_dsl import driver
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops import check
 from linalg_dsl.ops.artefacts import Artefacts, Passes
-from linalg_dsl.ops.check import CheckRow, reference_results, short_operand_results
+from linalg_dsl.ops.catalogue import catalogue_text
+from linalg_dsl.ops.check import (
+    CheckRow,
+    derived_floors,
+    expected_largest,
+    reference_results,
+    short_operand_results,
+)
 from linalg_dsl.ops.op import CompiledOp
 
 
@@ -129,3 +136,36 @@ def test_an_error_beyond_the_conditioning_is_too_large() -> None:
     assert CheckRow("o", 1.9e-2, 1e-3, 1e-2, (1e-2, 1e-3)).ok
     assert not CheckRow("o", 2.1e-2, 1e-3, 1e-2, (1e-2, 1e-3)).ok
     assert not CheckRow("o", math.nan, 1e-3, 1e-2, (1.0, 1.0)).ok
+
+
+def test_coupled_states_have_the_floor_that_is_derived_for_them() -> None:
+    """Rows of the report and no others; of one state, and in types that are not short, there is none."""
+    op = linalg_dsl.compile(catalogue_text("mdn"))
+    floors = derived_floors(op, torch.bfloat16)
+    names = {d.name for d in op.spec.inputs} | {"initial_state M", "initial_state S"}
+    assert set(floors) == {"o", "final state M", "final state S", *(f"d {n}" for n in names)}
+    assert 1.1e-2 < floors["d p"] < 1.3e-2
+    assert floors["d p"] == pytest.approx(8 * derived_floors(op, torch.float16)["d p"])  # 8 bits, and 11
+    assert derived_floors(op, torch.float32) == {}
+    assert derived_floors(compiled("gated_delta"), torch.bfloat16) == {}
+    assert derived_floors(linalg_dsl.compile(catalogue_text("kalman")), torch.bfloat16) == {}
+
+
+@pytest.mark.parametrize("shape", [(2, 300, 2, 48), (2, 500, 3)])
+def test_the_largest_of_normal_errors_is_what_is_expected(shape: tuple[int, ...]) -> None:
+    found = []
+    for seed in range(20):
+        error = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        found.append(float(error.abs().max()) / expected_largest(error, by_token=True))
+    assert max(found) < 1.25
+    assert sum(found) / len(found) > 0.6
+
+
+def test_errors_of_one_head_alone_are_expected_there() -> None:
+    """Heads stand behind tokens: in the order of memory every block would hold some of every head."""
+    error = torch.randn(1, 640, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    error[:, :, :3] = 0
+    largest = float(error.abs().max())
+    assert largest < 1.25 * expected_largest(error, by_token=True)
+    assert expected_largest(error, by_token=False) < 0.75 * expected_largest(error, by_token=True)
+    assert expected_largest(error[:, :10], by_token=True) == 0.0  # too few to tell

@@ -10,6 +10,9 @@ import torch
 
 import linalg_dsl
 from linalg_dsl import ops
+from linalg_dsl.codegen.schedule.kernel_plan import Buffer, is_transform
+from linalg_dsl.ops.op import CompiledOp
+from linalg_dsl.planner import precision
 from linalg_dsl.planner.rounding_floor import operand_error, rounding_floor
 from linalg_dsl.templates import torch_library
 from linalg_dsl.testing import Extremes, Shape, Subject, make_case
@@ -208,3 +211,34 @@ def test_every_end_is_drawn_by_itself_and_some_together() -> None:
         *found
     }
     assert all(e.gates == "mild" for e in ends(ops.delta_rule.spec))
+
+
+@pytest.mark.parametrize("name", ["delta_rule", "delta_product", "kda", "gated_oja"])
+def test_a_wide_solve_keeps_its_triangle_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off by default; on, T is float32 in memory and in its products, every part of it, both directions."""
+    spec = getattr(ops, name).spec
+    usual = linalg_dsl.compile(spec, backend="triton")
+    before, parts = usual.source(backend="triton"), {b.name for b in _solved(usual) if b.element == "compute"}
+    assert parts
+    assert all(f"{part}.to(DOT)" in before for part in parts)
+    monkeypatch.setattr(precision, "WIDE_SOLVE", True)
+    wide = linalg_dsl.compile(spec, backend="triton")
+    text = wide.source(backend="triton")
+    assert {b.name for b in _solved(wide) if b.element == "float32"} == parts
+    assert not any(f"{part}.to(DOT)" in text for part in parts)
+    assert all(f'{part} = call.buffer("ts", False)' in text for part in parts)
+    assert (wide.plan.precision.transform, wide.plan.precision.solve) == ("bf16x3", "float32")
+    assert any("keep it in float32" in line for line in wide.plan.precision.reasons)
+    free = linalg_dsl.compile(ops.gla.spec, backend="triton")
+    assert free.plan.precision.solve == "operands"
+
+
+def test_kernels_with_a_wide_solve_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "WIDE_SOLVE", True)
+    report = linalg_dsl.compile(ops.delta_product.spec, backend="triton").check(B=1, T=20, H=1, K=3, V=4)
+    assert report.ok, str(report)
+
+
+def _solved(op: CompiledOp) -> list[Buffer]:
+    kernels = op.plan.kernels
+    return [b for b in kernels.buffers if is_transform(kernels.plan.nodes, b.node)]
