@@ -345,6 +345,9 @@ def test_the_page_says_where_we_lose() -> None:
     assert "delta_rule, train, forward: 0.7 against 0.6 of delta_rule (fla)" in lost
     assert "gla" not in lost
     assert "beyond a bound: delta_rule, train: o 9e-2" in text
+    missing = text.partition("## Not measured in this run")[2].partition("##")[0]
+    assert "- long: all operators" in missing
+    assert "- train: linear_attention, retnet, simple_gla, gated_delta_rule" in missing
     with pytest.raises(SystemExit, match="several cards"):
         benchmarks([data, {**data, "card": "B"}], {**setting, "rows": []})
 

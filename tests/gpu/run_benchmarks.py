@@ -19,10 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-NAMES = (
-    "linear_attention,retnet,simple_gla,delta_rule,gated_delta_rule,comba,gla,hgrn2,rwkv6,kda,gdn2,iplr,dplr"
-)
-SHAPES = "train,long,d64,d256,mid,few"
+from write_benchmarks import NAMES, SHAPES, benchmarks, recorded_peers
+
 FEW = ("long", "few")
 """Where two levels are measured beside one."""
 
@@ -79,8 +77,6 @@ def main() -> int:
         for line in pool.map(compiled, *zip(*tasks, strict=True)):
             print(line, flush=True)
     data = measured(jobs(names, shapes), args, start)
-    from write_benchmarks import benchmarks, recorded_peers
-
     (args.out / "BENCHMARKS.md").write_text(benchmarks([data], recorded_peers()), encoding="utf-8")
     print(f"wrote {args.out / 'BENCHMARKS.md'}", flush=True)
     return 0 if all(row["right"] is not False for row in data["rows"]) else 1

@@ -16,6 +16,11 @@ from pathlib import Path
 from typing import Any
 
 PASSES = {"forward": "forward", "training": "forward + backward"}
+NAMES = (
+    "linear_attention,retnet,simple_gla,delta_rule,gated_delta_rule,comba,gla,hgrn2,rwkv6,kda,gdn2,iplr,dplr"
+)
+SHAPES = "train,long,d64,d256,mid,few"
+"""What a whole page has."""
 Row = Mapping[str, Any]
 
 
@@ -63,6 +68,7 @@ def benchmarks(data: Sequence[Mapping[str, Any]], recorded: Mapping[str, Any]) -
             f"{recorded['versions']}; *times* is how much longer it takes.",
             *_tables(ours, peers),
             *_losses(ours, peers),
+            *_left_out(ours),
             *_attention(ours, peers),
             *_checks(ours),
             "",
@@ -140,6 +146,18 @@ def _losses(ours: Sequence[Row], peers: Mapping[tuple[Any, ...], Row]) -> Iterat
             f"- {row['operator']}, {row['shape'] or _sizes(row)}, {PASSES[row['passes']]}: {_ms(_time(row))} "
             f"against {_ms(_time(other))} of {other['operator']}"
         )
+
+
+def _left_out(ours: Sequence[Row]) -> Iterator[str]:
+    """What a whole page has and this one has not."""
+    lines = []
+    for shape in SHAPES.split(","):
+        here = {_base(r) for r in ours if r["shape"] == shape}
+        rest = [n for n in NAMES.split(",") if n not in here]
+        if rest:
+            lines.append(f"- {shape}: {', '.join(rest) if here else 'all operators'}")
+    if lines:
+        yield from ("", "## Not measured in this run", "", *lines)
 
 
 def _attention(ours: Sequence[Row], peers: Mapping[tuple[Any, ...], Row]) -> Iterator[str]:
