@@ -19,6 +19,9 @@ from linalg_dsl.ops.quick import alone, is_captured, look, stage_key
 from linalg_dsl.ops.replay import Key, Recorder, ReplayCache, describe, is_plain
 from linalg_dsl.planner.outputs import each, one_or_all
 
+Described = tuple[Key, list[int]]
+"""What a run is alike in, and the addresses of its tensors."""
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -27,6 +30,8 @@ class _Run:
     operator: Operator
     numbers: tuple[float, ...]
     want: bool
+    described: Described
+    """Of the forward."""
 
 
 class QuickGradients:
@@ -51,18 +56,22 @@ class QuickGradients:
         """The outputs, then the states if ``want``, with their gradients; None if to be run otherwise."""
         if not is_plain() or is_captured(given):
             return None
-        leaves = [*given, offsets]
-        key = self._key(leaves, numbers, want)
-        if key is None or (self.forwards.get(key) is None and not self.forwards.is_due(key)):
+        # a copy that lies together has the gradient of what it is a copy of
+        leaves = [None if x is None else x.contiguous() for x in (*given, offsets)]
+        with torch.no_grad():
+            found = describe(leaves)
+        if found is None:
+            return None
+        key = stage_key(found[0], leaves, numbers, want)
+        if self.forwards.get(key) is None and not self.forwards.is_due(key):
             return None
         look(self.spec, leaves)
-        run = _Run(operator, tuple(numbers), want)
+        run = _Run(operator, tuple(numbers), want, (key, found[1]))
         return list(_Differentiated.apply(self, run, *leaves))  # type: ignore[no-untyped-call]
 
     def forward(self, run: _Run, leaves: Sequence[Tensor | None]) -> list[Tensor]:
         """Outputs, states if wanted, what the backward takes."""
-        leaves = [None if x is None else x.contiguous() for x in leaves]
-        key, addresses = self._described(leaves, run)
+        key, addresses = run.described
         replay = self.forwards.get(key)
         if replay is not None:
             return replay(leaves, addresses)
@@ -84,13 +93,16 @@ class QuickGradients:
         self.forwards.keep(key, recorder.replay(results, tensors[0]))
         return results
 
-    def backward(self, run: _Run, leaves: Sequence[Tensor | None], count: int) -> list[Tensor]:
-        """Gradients of all tensors, then those of the initial states that there are.
+    def backward(self, run: _Run, leaves: Sequence[Tensor | None], count: int) -> list[Tensor] | None:
+        """Gradients of all tensors, then those of the initial states there are; None if not to be run so.
 
         ``leaves``: those of the forward, ``count`` residuals, cotangents of the outputs and of the states.
         """
         leaves = [None if x is None else x.contiguous() for x in leaves]
-        key, addresses = self._described(leaves, run)
+        found = describe(leaves)
+        if found is None:
+            return None
+        key, addresses = stage_key(found[0], leaves, run.numbers, run.want), found[1]
         replay = self.backwards.get(key)
         if replay is not None:
             return replay(leaves, addresses)
@@ -121,17 +133,6 @@ class QuickGradients:
         whole = all(g is not None for g in grads)
         return [*found, *(d for d in d_initials if d is not None)], whole
 
-    def _key(self, leaves: Sequence[Tensor | None], numbers: Sequence[float], want: bool) -> Key | None:
-        with torch.no_grad():
-            leaves = [None if x is None else x.contiguous() for x in leaves]
-            found = describe(leaves)
-        return None if found is None else stage_key(found[0], leaves, numbers, want)
-
-    def _described(self, leaves: Sequence[Tensor | None], run: _Run) -> tuple[Key, list[int]]:
-        found = describe(leaves)
-        assert found is not None  # without gradients, and plain tensors as the call's
-        return stage_key(found[0], leaves, run.numbers, run.want), found[1]
-
 
 class _Differentiated(torch.autograd.Function):
     """A run of one stage."""
@@ -160,13 +161,14 @@ class _Differentiated(torch.autograd.Function):
         states = quick.given - quick.inputs
         d_states = list(cotangents[quick.outputs :]) if run.want else [None] * states
         rest = [*saved, *d_outputs, *d_states]
-        if torch.is_grad_enabled() or describe([*leaves, *rest]) is None or not is_plain():
+        grads = None
+        if not torch.is_grad_enabled() and is_plain():
+            grads = quick.backward(run, [*leaves, *rest], len(saved))
+        if grads is None:
             # a graph of the backward is asked for, which the operator refuses when it is used; or something
             # else looks on
             *tensors, offsets = leaves
             operator = getattr(torch.ops.linalg_dsl, f"{run.operator.name}_backward")
             grads = operator(*tensors, list(run.numbers), offsets, True, saved, *d_outputs, *d_states)
-        else:
-            grads = quick.backward(run, [*leaves, *rest], len(saved))
         found = iter(grads)
         return (None, None, *(next(found) if has else None for has in ctx.has[:-1]), None)
