@@ -13,6 +13,7 @@ from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.draw import GateKind, draw
 from linalg_dsl.ops.peers import attention_call, peer_call
+from linalg_dsl.ops.replay import paused
 from linalg_dsl.planner.work import Work, attention_work, total
 
 if TYPE_CHECKING:
@@ -406,7 +407,8 @@ def launch_times(
     try:
         for module, original in originals:
             module.Call.launch = recorder(original)
-        run()
+        with paused():
+            run()
     finally:
         for module, original in originals:
             module.Call.launch = original

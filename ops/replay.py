@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -35,9 +36,23 @@ _ZEROS = frozenset({"aten::zeros", "aten::new_zeros"})
 Key = tuple[object, ...]
 
 
+_paused = 0
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Every call goes the long way, in all threads: for who wants to see what modules launch."""
+    global _paused
+    _paused += 1
+    try:
+        yield
+    finally:
+        _paused -= 1
+
+
 def is_plain() -> bool:
     """Whether nothing follows or transforms what is computed here: no compiler, mode or derivative."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _paused or os.environ.get(ENVIRONMENT_VARIABLE) == "0":
         return False
     return not (
         torch._C._len_torch_dispatch_stack()
@@ -341,8 +356,6 @@ class ReplayCache:
 
     def is_due(self, key: Key) -> bool:
         """Whether such a call is to be recorded: the second one is, as many shapes come once only."""
-        if os.environ.get(ENVIRONMENT_VARIABLE) == "0":
-            return False
         seen = self.found.get(key)
         if seen is not None:
             return seen is True

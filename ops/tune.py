@@ -23,6 +23,7 @@ from torch import Tensor
 from linalg_dsl.codegen.launch_sizes import joined, read_launches
 from linalg_dsl.ops.first_use import MOST_SPILLS
 from linalg_dsl.ops.launched import Launched, Module, Use
+from linalg_dsl.ops.replay import paused
 from linalg_dsl.ops.tune_record import Record
 from linalg_dsl.ops.tune_space import Assignment, Sizes, Variant, as_option, batches, neighbours, rounds
 
@@ -294,7 +295,8 @@ def watched(modules: Sequence[Any]) -> Iterator[Seen]:
     try:
         for module, original in originals:
             module.Call.launch = watch(module, original)
-        yield seen
+        with paused():
+            yield seen
     finally:
         for module, original in originals:
             module.Call.launch = original
@@ -309,7 +311,8 @@ def sizes_set(modules: Sequence[Any], assignment: Mapping[str, Sizes]) -> Iterat
             # a block of 0: the kernel has none, and what the tables say of it is of no account
             own = {n: (s[0] or None, *s[1:]) for n, s in assignment.items() if hasattr(module, n)}
             module.SIZES.update(own)
-        yield
+        with paused():  # what is replayed has the sizes of before
+            yield
     finally:
         for module, sizes in zip(modules, before, strict=True):
             module.SIZES.clear()

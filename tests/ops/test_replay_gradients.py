@@ -81,6 +81,24 @@ def test_the_bits_of_a_replayed_call_are_those_of_the_operator(
     assert len(counted) == (CALLS - 2) + (CALLS - 3)
 
 
+def test_who_watches_launches_sees_those_of_a_call_that_would_be_replayed(counted: list[int]) -> None:
+    from linalg_dsl.ops.tune import modules_of, sizes_set, watched
+
+    op = op_of("gla")
+    for seed in range(CALLS):
+        run(op, seed)
+    before = len(counted)
+    modules = modules_of(op)
+    with watched(modules) as seen:
+        run(op, 0)
+    assert {name.split("_")[1] for name in seen.launches} == {"fwd", "bwd"}
+    with sizes_set(modules, {}):
+        run(op, 0)
+    assert len(counted) == before
+    run(op, 0)
+    assert len(counted) == before + 2
+
+
 def test_sums_over_shared_heads_are_replayed(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     op, other = op_of("gated_delta_rule"), op_of("gated_delta_rule")
     options: dict[str, Any] = {"H": 4, "heads": {"q": 2, "k": 2}}
