@@ -123,7 +123,7 @@ def _add(m: Machine, kinds: list[str], ops: list[str]) -> None:
             # the complement of a term already stands for its negation less one
     m.put(ops[0], total)
     negative = sum(1 for x in parts if x.startswith("-") and not x.startswith("-0x"))
-    for f in flags:
+    for nth, f in enumerate(flags):  # of three terms there may be two carries, each a flag
         if total is None:
             m.put_flag(f, None)
             continue
@@ -132,7 +132,7 @@ def _add(m: Machine, kinds: list[str], ops: list[str]) -> None:
         for x, t in zip(parts, terms, strict=True):
             if negative and x.startswith("-") and not x.startswith("-0x"):
                 carry = carry + np.where(t == 0, 1 << 32, 0)
-        m.put_flag(f, (carry >> 32) > 0)
+        m.put_flag(f, (carry >> 32) > nth)
 
 
 def _lea(m: Machine, kinds: list[str], ops: list[str]) -> None:

@@ -59,3 +59,19 @@ def test_an_address_beside_a_tensor_is_seen() -> None:
         "[None, :] * step_v + ", "[None, :] * (8 * step_v) + ",
     )  # fmt: skip
     assert [wrong[0] for _, _, wrong in rows if wrong and "p_v" in wrong[0]]
+
+
+def test_a_sum_of_three_has_two_carries() -> None:
+    import numpy as np
+    from machine_code import Machine
+    from machine_rules import RULES
+
+    for terms, low, high in (((0, -0x20, 64), 32, 0), ((2**32 - 1,) * 3, 2**32 - 3, 2), ((1, 2, 3), 6, 0)):
+        machine = Machine([], 90, 1, [])
+        machine.mask, machine.registers, machine.flags = np.array([True]), {"RZ": np.zeros(1, np.int64)}, {}
+        for n, x in enumerate(terms):
+            machine.registers[f"R{n}"] = np.array([x & 0xFFFFFFFF])
+        RULES["IADD3"](machine, [], ["R8", "P0", "P1", "R0", "R1", "R2"])
+        RULES["IADD3"](machine, ["X"], ["R9", "RZ", "-0x1" if terms[0] == 0 else "RZ", "RZ", "P0", "P1"])
+        assert machine.registers["R8"] == low
+        assert machine.registers["R9"] == high

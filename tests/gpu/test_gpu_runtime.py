@@ -244,6 +244,14 @@ def test_many_programs_are_as_few(name: str, blocks: int) -> None:
         assert not d.timed or torch.equal(got, want.expand_as(got))
 
 
+@pytest.mark.parametrize(("K", "V"), [(256, 64), (64, 256)])
+@pytest.mark.parametrize("name", ["linear_attention", "simple_gla", "gated_delta_rule", "gla"])
+def test_narrow_blocks_of_uneven_heads(name: str, K: int, V: int) -> None:
+    """Where there are many sequences and heads; ptxas made wrong addresses of some of these kernels."""
+    report = op_of(name, backend="triton").check(B=-(-70 // MANY), T=100, H=2, K=K, V=V, dtype=torch.bfloat16)
+    assert report.ok, str(report)
+
+
 @pytest.mark.parametrize("name", ["gated_delta_rule", "value_erase", "own_scan"])
 def test_tensors_above_two_to_the_31_elements(name: str) -> None:
     """The last head's last tokens lie past 2^31 elements; they are as they are by themselves."""
