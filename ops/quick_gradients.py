@@ -56,18 +56,18 @@ class QuickGradients:
         """The outputs, then the states if ``want``, with their gradients; None if to be run otherwise."""
         if not is_plain() or is_captured(given):
             return None
-        # a copy that lies together has the gradient of what it is a copy of
-        leaves = [None if x is None else x.contiguous() for x in (*given, offsets)]
+        leaves = [*given, offsets]
         with torch.no_grad():
-            found = describe(leaves)
+            together = [None if x is None else x.contiguous() for x in leaves]
+            found = describe(together)
         if found is None:
             return None
-        key = stage_key(found[0], leaves, numbers, want)
+        key = stage_key(found[0], together, numbers, want)
         if self.forwards.get(key) is None and not self.forwards.is_due(key):
             return None
-        look(self.spec, leaves)
+        look(self.spec, together)
         run = _Run(operator, tuple(numbers), want, (key, found[1]))
-        return list(_Differentiated.apply(self, run, *leaves))  # type: ignore[no-untyped-call]
+        return list(_Differentiated.apply(self, run, together, *leaves))  # type: ignore[no-untyped-call]
 
     def forward(self, run: _Run, leaves: Sequence[Tensor | None]) -> list[Tensor]:
         """Outputs, states if wanted, what the backward takes."""
@@ -138,8 +138,15 @@ class _Differentiated(torch.autograd.Function):
     """A run of one stage."""
 
     @staticmethod
-    def forward(ctx: Any, quick: QuickGradients, run: _Run, *leaves: Tensor | None) -> tuple[Tensor, ...]:
-        results = quick.forward(run, leaves)
+    def forward(
+        ctx: Any,
+        quick: QuickGradients,
+        run: _Run,
+        together: Sequence[Tensor | None],
+        *leaves: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """``together``: the leaves, copied where they do not lie together; the copies are not kept."""
+        results = quick.forward(run, together)
         count = quick.outputs + (quick.given - quick.inputs if run.want else 0)
         ctx.quick, ctx.run = quick, run
         ctx.has = tuple(x is not None for x in leaves)
@@ -171,4 +178,4 @@ class _Differentiated(torch.autograd.Function):
             operator = getattr(torch.ops.linalg_dsl, f"{run.operator.name}_backward")
             grads = operator(*tensors, list(run.numbers), offsets, True, saved, *d_outputs, *d_states)
         found = iter(grads)
-        return (None, None, *(next(found) if has else None for has in ctx.has[:-1]), None)
+        return (None, None, None, *(next(found) if has else None for has in ctx.has[:-1]), None)

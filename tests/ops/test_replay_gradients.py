@@ -145,6 +145,27 @@ def test_a_second_derivative_is_refused_and_a_changed_input_noticed() -> None:
             torch.autograd.grad(o.sum(), tensors["v"])
 
 
+def test_of_strided_inputs_the_originals_are_kept(counted: list[int]) -> None:
+    op = op_of("gla")
+    for seed in range(CALLS):
+        drawn = draw(op.spec, 1, 7, 2, 3, 4, dtype=torch.float32, seed=seed)
+        base = drawn["q"].transpose(1, 2).contiguous().requires_grad_()
+        kept: list[int] = []
+
+        def pack(x: Tensor, kept: list[int] = kept) -> Tensor:
+            kept.append(x.data_ptr())
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            o = op(**{**drawn, "q": base.transpose(1, 2)})
+        assert base.data_ptr() in kept
+        (d,) = torch.autograd.grad(o.square().sum(), base)
+        again = drawn["q"].clone().requires_grad_()
+        (wanted,) = torch.autograd.grad(op(**{**drawn, "q": again}).square().sum(), again)
+        assert torch.equal(d, wanted.transpose(1, 2))
+    assert counted
+
+
 def test_checkpoints_autocast_and_one_tensor_given_twice() -> None:
     op = op_of("gla")
     tensors = draw(op.spec, 1, 7, 2, 4, 4, dtype=torch.float32)
