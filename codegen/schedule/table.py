@@ -156,6 +156,7 @@ def choose_prep(
     blocks: int = 0,
     tiles: int = 0,
     tensor_memory: bool = False,
+    whole: bool = False,
 ) -> tuple[int, int]:
     """(warps, block of K and V) of a prep; ``gradients``: of the backward.
 
@@ -166,7 +167,8 @@ def choose_prep(
     takes as many as it has registers for, without a barrier; with more than two
     ``scores`` summed up at once it is two warps. Gradients take 64 channels and four warps, whose products
     are those of the tensor cores of sm_90; so do long chunks. With operands of 4 bytes blocks are narrow, and
-    with ``tensor_memory`` (sm_100), where Triton 3.7 fails to compile such products of 64 channels.
+    with ``tensor_memory`` (sm_100), where Triton 3.7 fails to compile such products of 64 channels; where
+    tiles are ``whole``, as sums over the channels ask, two warps then, whose products stay in registers.
     Coupled ``states``, three or more erases, and decays along both axes make many tiles live at once: they
     are ``crowded``.
     """
@@ -181,6 +183,8 @@ def choose_prep(
         return warps, 64
     if operand_bytes == 4:
         return (max(warps, 4) if gradients else warps), 32
+    if tensor_memory and gradients and whole:
+        return 2, 32
     if (gradients and crowded and chunk > 16) or (tensor_memory and (gradients or chunk > 32)):
         return max(warps, 4), 32
     if gradients or chunk > 32:

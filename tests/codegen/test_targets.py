@@ -95,6 +95,13 @@ def test_every_kernel_compiles_and_fits(target: str) -> None:
 
 
 @pytest.mark.slow
+def test_sums_over_channels_beside_products_compile_for_sm_100() -> None:
+    """Of four warps there Triton 3.7 does not: their products lie in tensor memory."""
+    (row,) = [r for r in compiled("sm_100", "rwkv7") if r["kernel"].endswith("gradients")]
+    assert row["warps"] == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITTEN)
 def test_classes_without_an_entry_compile(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.rec"
