@@ -34,38 +34,57 @@ class QuickStage:
         offsets: Tensor | None = None,
     ) -> list[Tensor] | None:
         """The outputs, then the states if ``want``; None if this run is not one to be replayed."""
-        if not is_plain() or is_captured(given):
-            return None
-        leaves = [None if x is None else x.contiguous() for x in (*given, offsets)]
-        found = describe(leaves)
+        found = prepared(given, numbers, want, offsets)
         if found is None:
             return None
-        key = stage_key(found[0], leaves, numbers, want)
+        leaves, key, addresses = found
         replay = self.cache.get(key)
         if replay is not None:
             look(self.spec, leaves)
-            return replay(leaves, found[1])
+            return replay(leaves, addresses)
         if not self.cache.is_due(key):
             return None
         look(self.spec, leaves)
-        results, replay = self._record(operator, leaves, numbers, want)
+        results, replay = recorded(self.spec, operator, leaves, numbers, want, save=False)
         self.cache.keep(key, replay)
         return results
 
-    def _record(
-        self, operator: Operator, leaves: Sequence[Tensor | None], numbers: Sequence[float], want: bool
-    ) -> tuple[list[Tensor], Replay | None]:
-        own = alone(leaves)
-        known = {id(x): (i, 0) for i, x in enumerate(own) if x is not None}
-        count = len(self.spec.inputs)
-        tensors = tuple(x for x in own[:count] if x is not None)
-        consts = operator.numbers(tensors, numbers)
-        with plain_types(tensors[0]), Recorder(known, len(leaves)) as recorder:
-            o, states, _ = operator.module.forward(
-                tensors, tuple(own[count:-1]), consts, own[-1], want, False, launch=recorder.launch
-            )
-        results = [*each(o), *(states or ())]
-        return results, recorder.replay(results, tensors[0])
+
+def prepared(
+    given: Sequence[Tensor | None], numbers: Sequence[float], want: bool, offsets: Tensor | None
+) -> tuple[list[Tensor | None], Key, list[int]] | None:
+    """The leaves of a run, copied where they do not lie together, what it is alike in, and their addresses.
+
+    None if it is not one to be replayed.
+    """
+    if not is_plain() or is_captured(given):
+        return None
+    with torch.no_grad():
+        leaves = [None if x is None else x.contiguous() for x in (*given, offsets)]
+        found = describe(leaves)
+    return None if found is None else (leaves, stage_key(found[0], leaves, numbers, want), found[1])
+
+
+def recorded(
+    spec: RecurrenceSpec,
+    operator: Operator,
+    leaves: Sequence[Tensor | None],
+    numbers: Sequence[float],
+    want: bool,
+    save: bool,
+) -> tuple[list[Tensor], Replay | None]:
+    """Of a forward: outputs, states if ``want``, what a backward takes if ``save``; and its recording."""
+    own = alone(leaves)
+    known = {id(x): (i, 0) for i, x in enumerate(own) if x is not None}
+    count = len(spec.inputs)
+    tensors = tuple(x for x in own[:count] if x is not None)
+    consts = operator.numbers(tensors, numbers)
+    with plain_types(tensors[0]), Recorder(known, len(leaves)) as recorder:
+        o, states, residuals = operator.module.forward(
+            tensors, tuple(own[count:-1]), consts, own[-1], want, save, launch=recorder.launch
+        )
+    results = [*each(o), *(states or ()), *residuals]
+    return results, recorder.replay(results, tensors[0])
 
 
 def alone(leaves: Sequence[Tensor | None]) -> list[Tensor | None]:

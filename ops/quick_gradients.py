@@ -15,9 +15,9 @@ from torch import Tensor
 
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.ops.library import Operator, plain_types
-from linalg_dsl.ops.quick import alone, is_captured, look, stage_key
+from linalg_dsl.ops.quick import alone, look, prepared, recorded, stage_key
 from linalg_dsl.ops.replay import Key, Recorder, ReplayCache, describe, is_plain
-from linalg_dsl.planner.outputs import each, one_or_all
+from linalg_dsl.planner.outputs import one_or_all
 
 Described = tuple[Key, list[int]]
 """What a run is alike in, and the addresses of its tensors."""
@@ -54,20 +54,15 @@ class QuickGradients:
         offsets: Tensor | None = None,
     ) -> list[Tensor] | None:
         """The outputs, then the states if ``want``, with their gradients; None if to be run otherwise."""
-        if not is_plain() or is_captured(given):
-            return None
-        leaves = [*given, offsets]
-        with torch.no_grad():
-            together = [None if x is None else x.contiguous() for x in leaves]
-            found = describe(together)
+        found = prepared(given, numbers, want, offsets)
         if found is None:
             return None
-        key = stage_key(found[0], together, numbers, want)
+        together, key, addresses = found
         if self.forwards.get(key) is None and not self.forwards.is_due(key):
             return None
         look(self.spec, together)
-        run = _Run(operator, tuple(numbers), want, (key, found[1]))
-        return list(_Differentiated.apply(self, run, together, *leaves))  # type: ignore[no-untyped-call]
+        run = _Run(operator, tuple(numbers), want, (key, addresses))
+        return list(_Differentiated.apply(self, run, together, *given, offsets))  # type: ignore[no-untyped-call]
 
     def forward(self, run: _Run, leaves: Sequence[Tensor | None]) -> list[Tensor]:
         """Outputs, states if wanted, what the backward takes."""
@@ -75,22 +70,8 @@ class QuickGradients:
         replay = self.forwards.get(key)
         if replay is not None:
             return replay(leaves, addresses)
-        given = alone(leaves)
-        known = {id(x): (i, 0) for i, x in enumerate(given) if x is not None}
-        tensors = tuple(x for x in given[: self.inputs] if x is not None)
-        consts = run.operator.numbers(tensors, run.numbers)
-        with plain_types(tensors[0]), Recorder(known, len(leaves)) as recorder:
-            o, states, residuals = run.operator.module.forward(
-                tensors,
-                tuple(given[self.inputs : -1]),
-                consts,
-                given[-1],
-                run.want,
-                True,
-                launch=recorder.launch,
-            )
-        results = [*each(o), *(states or ()), *residuals]
-        self.forwards.keep(key, recorder.replay(results, tensors[0]))
+        results, replay = recorded(self.spec, run.operator, leaves, run.numbers, run.want, save=True)
+        self.forwards.keep(key, replay)
         return results
 
     def backward(self, run: _Run, leaves: Sequence[Tensor | None], count: int) -> list[Tensor] | None:
