@@ -41,7 +41,7 @@ SIZES = {
     ),
     "gpu": (
         Size(hidden=384, heads=3, head_dim=128, layers=6, mlp_ratio=8 / 3, init_std=0.02),
-        Recipe(steps=2000, batch=16, learning_rate=1e-3, warmup=100, bfloat16=True),
+        Recipe(steps=3000, batch=16, learning_rate=2e-3, warmup=100, bfloat16=True),
         1024,
     ),
 }

@@ -39,9 +39,9 @@ SIZES: dict[str, tuple[Size, Recall, Recipe, tuple[int, ...], bool]] = {
         False,
     ),
     "gpu": (
-        Size(hidden=128, heads=2, head_dim=64, layers=2, init_std=0.02),
+        Size(hidden=128, heads=2, head_dim=64),
         Recall(pairs=64, tellings=2, symbols=8192),
-        Recipe(steps=8000, batch=64, learning_rate=3e-3, warmup=200, stop_at=0.999, bfloat16=True),
+        Recipe(steps=8000, batch=96, learning_rate=4e-3, warmup=200, stop_at=0.999, bfloat16=True),
         (4, 8, 16, 32, 64),
         True,
     ),

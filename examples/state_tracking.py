@@ -39,8 +39,8 @@ SIZES = {
         (32, 64, 128),
     ),
     "gpu": (
-        Size(hidden=128, heads=4, head_dim=32, init_std=0.02, mlp_ratio=2.0),
-        Recipe(steps=10000, batch=256, learning_rate=2e-3, warmup=200, stop_at=0.9999),
+        Size(hidden=128, heads=4, head_dim=32),
+        Recipe(steps=5000, batch=256, learning_rate=4e-3, warmup=100, stop_at=0.9999),
         (40, 64, 128, 256),
     ),
 }

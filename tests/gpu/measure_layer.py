@@ -134,11 +134,14 @@ def main() -> None:
         "--sizes", type=int, nargs=4, default=(8, 2048, 2048, 16), metavar=("B", "T", "HIDDEN", "HEADS")
     )
     parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--prepare", action="store_true", help="only fill the compilers' caches")
     parser.add_argument(
         "--meet", nargs=2, metavar=("FOLDER", "N"), help="wait for N processes there, take turns"
     )
     options = parser.parse_args()
     calls = [measure(name, options.device, options.sizes, not options.eager) for name in options.names]
+    if options.prepare:
+        return
     if options.meet is None:
         for call in calls:
             call()
