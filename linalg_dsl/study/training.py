@@ -126,8 +126,9 @@ def train_together(
                         progress(which, *point)
         if all(run.over for run in runs):
             break
+    took = time.perf_counter() - begin
     for run in runs:
-        run.outcome.seconds = time.perf_counter() - begin
+        run.outcome.seconds = took
         run.outcome.accuracy = accuracy(run.model, tasks[-1], seed=run.seed + 1, bfloat16=recipe.bfloat16)
     return [run.outcome for run in runs]
 
@@ -157,7 +158,7 @@ class _Run:
     def event(self) -> torch.cuda.Event:
         """At the end of what the model's stream has to do so far."""
         assert self._stream is not None
-        return cast(torch.cuda.Event, self._stream.record_event())  # type: ignore[no-untyped-call]
+        return cast(torch.cuda.Event, self._stream.record_event())
 
     def report(self, step: int, last: bool, stop_at: float) -> tuple[int, float, float]:
         """Means since the last report; afterwards the model may be through."""
