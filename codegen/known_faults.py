@@ -44,7 +44,7 @@ FAULTS = (
         None,
         (9,),
         "has a ptxas (before 13.1) that makes products with constant places of their operands read elsewhere "
-        "(Triton pull request 7196, Triton issue 11366); kernels of ours that show it give way to other sizes",
+        "(Triton pull request 7196, Triton issue 11366); kernels that show it give way to other sizes",
     ),
     Fault((3, 6), (3, 7), (9,), "makes empty kernels of warp-specialised loops, which are not used here"),
     Fault(

@@ -65,8 +65,8 @@ def compile_all(
             if row["fault"]:
                 good = False
                 output.problem(
-                    f"{row['kernel']} for {row['target']}: the assembler makes wrong code, {row['fault']}; at its "
-                    "first use other sizes are taken"
+                    f"{row['kernel']} for {row['target']}: the assembler makes wrong code, {row['fault']}; "
+                    "at its first use other sizes are taken"
                 )
         if found:
             output.table(spec.name, COLUMNS, found)

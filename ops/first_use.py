@@ -3,8 +3,8 @@
 Triton compiles a kernel when it is first launched, one after the other, 2 to 20 seconds each. Here all that a
 call will launch, and its backward, are compiled by as many threads as there are processors. What the compiler
 made is looked at before it is used: sizes of a launch that spill more than ``MOST_SPILLS`` registers give way
-to the next best ones; where nothing helps that is said once. So do those of which the assembler made code that
-is known to be wrong (``codegen.machine_faults``); where nothing helps nothing is launched.
+to the next best ones; where nothing helps that is said once. So do those of which the assembler made code
+that is known to be wrong (``codegen.machine_faults``); where nothing helps nothing is launched.
 """
 
 from __future__ import annotations

@@ -85,7 +85,10 @@ def choose_walk(
         stages = walk_stages(loads, own, block, chunk, room // operand_bytes)
         if stages >= least or block == 16:
             break
-        if not (turned and least == 2) and walk_stages(loads, own, block, chunk, whole // operand_bytes) >= least:
+        if (
+            not (turned and least == 2)
+            and walk_stages(loads, own, block, chunk, whole // operand_bytes) >= least
+        ):
             stages = least
             break
         block //= 2

@@ -46,7 +46,10 @@ def test_ways_through_the_code() -> None:
     assert undefined_reads(code(*loop)) == ["0x10: UIADD3 UR9, UR4, 0x1, URZ"]
     assert undefined_reads(code("EXIT", "MOV R3, UR9")) == []
     assert undefined_reads(code("@P0 EXIT", "MOV R3, UR9", "EXIT")) == ["0x10: MOV R3, UR9"]
-    assert undefined_reads(code("BRA UP0, 0x30", "UMOV UR9, 0x1", "BRA 0x40", "UMOV UR9, 0x2", "MOV R3, UR9")) == []
+    assert (
+        undefined_reads(code("BRA UP0, 0x30", "UMOV UR9, 0x1", "BRA 0x40", "UMOV UR9, 0x2", "MOV R3, UR9"))
+        == []
+    )
 
 
 COMPILED = """
