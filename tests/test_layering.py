@@ -54,6 +54,7 @@ PLACES = {
         "linalg_dsl.testing.*",
         "linalg_dsl.cli*",
     ],
+    "filelock": ["linalg_dsl.study.record"],
     "hypothesis": ["linalg_dsl.testing.strategies*", "linalg_dsl.testing.fuzz"],
     "fla": ["linalg_dsl.ops.peers"],
     "matplotlib": ["linalg_dsl.plots"],
