@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -48,6 +49,8 @@ def serve(workers: int) -> None:
             job: Job = pickle.load(jobs)
         except EOFError:
             break
+        if not number:
+            _warm(job)
         if running == workers:
             os.wait()
             running -= 1
@@ -58,6 +61,16 @@ def serve(workers: int) -> None:
         number += 1
     for _ in range(running):
         os.wait()
+
+
+def _warm(job: Job) -> None:
+    """What Triton asks of itself and of its tools, once and not in every child: a digest of its own files."""
+    with suppress(Exception):  # other versions ask elsewhere
+        from triton.compiler import make_backend
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+        make_backend(job.target).hash()
 
 
 def _module(job: Job, loaded: dict[str, ModuleType | None]) -> ModuleType | None:
@@ -83,5 +96,6 @@ def _compile(job: Job, module: ModuleType | None, told: int, number: int) -> Non
         source = ASTSource(getattr(module, job.kernel), job.signature, job.constants, job.attributes)
         compile(source, target=job.target, options=job.options)
     finally:
-        os.write(told, f"{number}\n".encode())
+        with suppress(OSError):  # nobody listens any more
+            os.write(told, f"{number}\n".encode())
         os._exit(0)

@@ -37,6 +37,11 @@ def kept(case: Case, what: Any, find: Callable[[], Found]) -> Found:
     return found
 
 
+def all_kept() -> list[Any]:
+    """What was found so far, in the order of it."""
+    return list((_KEPT.get() or {}).values())
+
+
 def _told_apart_by(case: Case) -> tuple[Any, ...]:
     """All that the step loop sees of a case: the equations, the numbers, and which tensor they stand in."""
     digest = hashlib.sha256()
