@@ -5,9 +5,9 @@ on COPIES replicas with every result of every tensor operation, forward and back
 1 + u xi, xi uniform in [-1, 1] and drawn anew for every element (``rounding.noise_of`` has u). The
 deviation of the replicas from the exact run is what independent roundings of relative size u at every
 operation make of each element of each result: cancellation, amplification by the recurrence, and their
-absence are all in it. Its root mean square over u is the *condition* of the element; times the unit roundoff of a type it is the error
-to expect of a computation in that type. After: random rounding as in CESTAC (Vignes, Math. Comput. Simul.
-35, 1993).
+absence are all in it. Its root mean square over u is the *condition* of the element; times the unit
+roundoff of a type it is the error to expect of a computation in that type. After: random rounding as in
+CESTAC (Vignes, Math. Comput. Simul. 35, 1993).
 
 The condition in the form that the plan has counts where it is larger (``chunk_condition``). Where matrix
 products take operands of a shorter type, further replicas have the inputs of products (all but gates)
