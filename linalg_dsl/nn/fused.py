@@ -40,7 +40,7 @@ class _Project(torch.autograd.Function):
         return tuple(F.linear(x, w) for w in weights)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         rows = x.reshape(-1, x.shape[-1])
@@ -72,7 +72,7 @@ class _Convolve(torch.autograd.Function):
         return _forward(x, weight, channels, silu, norm, 1)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         from linalg_dsl.nn import kernels
 
@@ -135,7 +135,7 @@ class _NormAndGate(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         from linalg_dsl.nn import kernels
 
