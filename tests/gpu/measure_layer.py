@@ -82,7 +82,7 @@ def measure(name: str, device: str, sizes: Sequence[int], compiled: bool) -> Cal
     runs = {"eager": step(lambda: layer(x), leaves)}
     runs["fused"] = step(lambda: other(x), [x, *other.parameters()])
     if compiled:
-        fused = torch.compile(layer)
+        fused: Callable[[Tensor], Tensor] = torch.compile(layer)
         runs["compiled"] = step(lambda: fused(x), leaves)
         both = torch.compile(other)
         runs["fused, compiled"] = step(lambda: both(x), [x, *other.parameters()])
