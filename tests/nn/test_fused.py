@@ -66,8 +66,8 @@ def test_the_norm_and_the_gate(shape: tuple[int, ...], kind: torch.dtype) -> Non
         strict=True,
     )
     for a, b in pairs:
-        near = {"rtol": 1e-4, "atol": 1e-4} if kind == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-        torch.testing.assert_close(a.float(), b.float(), **near)
+        near = 1e-4 if kind == torch.float32 else 2e-2
+        torch.testing.assert_close(a.float(), b.float(), rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("name", ["gated_delta_rule", "gla", "mamba2", "rwkv7", "hgrn", "retnet"])
