@@ -85,7 +85,7 @@ def wait(self, count, seconds):
     return asked(self, count, seconds)
 asked, Ahead.wait = Ahead.wait, wait
 report = run_properties(subject, budget_s=1e6)
-(ahead, first), (_, second) = given
+(ahead, first), (_, second) = given[0], given[-1]
 print("prepared", first, second, ahead.done == set(range(second)))
 print("later", sum(int(o.kernels) for o in report.outcomes), report.failed, report.not_examined)
 print("cases", sum(o.cases for o in report.outcomes))
