@@ -270,6 +270,12 @@ def has_nan(x, LOOK: tl.constexpr):
 
 
 @triton.jit
+def has_lost(state, LOOK: tl.constexpr):
+    """Whether the state at the end of a walk says that something was not finite (``leaves_trace``)."""
+    return is_seen((tl.abs(state) < float("inf")) == 0, "rows" if LOOK == "products" else LOOK)
+
+
+@triton.jit
 def has_late_nan(x, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, LOOK: tl.constexpr):
     """Whether a triangle's product x (``one_sided_product``) may have NaN of later tokens, or earlier (BACK).
 

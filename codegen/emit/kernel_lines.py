@@ -11,6 +11,8 @@ from linalg_dsl.planner.plan import Node
 
 UNIT = "b_one"
 """The unit matrix of a walk, made before its loop."""
+ALWAYS = 'LOOK == "always"'
+"""When operands are cleaned unseen, for which a walk else looks at its state at the end (``leaves_trace``)."""
 
 
 def turned_axes(nodes: Sequence[Node], kernel: Kernel) -> frozenset[str]:
@@ -45,13 +47,14 @@ def through_products(
     rows: Collection[str],
     columns: Collection[str],
     again: Mapping[str, tuple[str, str]] | None = None,
+    traced: Collection[str] = (),
 ) -> list[str]:
     """The lines of a loop in which tiles of short numbers that no product takes come by one.
 
     ``rows`` and ``columns``: the names of tiles as they were loaded, with tokens as rows or as columns.
     ``again``, in kernels whose products are looked at for NaN: of each a name for its numbers in float32, and
     how it is loaded once more where that product took what is not finite to other tokens. It is another load,
-    as one that is used without a product does not run ahead.
+    as one that is used without a product does not run ahead. ``traced``: those that need no look at once.
     """
     for names, first in ((rows, True), (columns, False)):
         for name in names:
@@ -66,14 +69,45 @@ def through_products(
             wide, load = again[name]
             if lines[at].startswith(" "):  # in a branch that other uses do not share
                 at = 1 + next(i for i, line in enumerate(lines) if line.startswith(f"{name} = "))
+            seen = f"has_spread({wide}, {name}, C, DOT, ROWS={first}, LOOK=LOOK)"
             lines = [
                 *lines[:at],
                 f"{wide} = {product}",
-                f"if has_spread({wide}, {name}, C, DOT, ROWS={first}, LOOK=LOOK):",
+                f"if {ALWAYS if name in traced else seen}:",
                 f"    {wide} = {load}.to(tl.float32)",
                 *(value.sub(wide, line) for line in lines[at:]),
             ]
     return lines
+
+
+def looking_always(lines: Sequence[str]) -> list[str]:
+    """The lines of a loop that takes it for granted that something is not finite; none if it never looks.
+
+    What stands in branches for then stands in place of what is formed else.
+    """
+    if not any("LOOK" in line for line in lines):
+        return []
+    out: list[str] = []
+    inside: str | None = None
+    before = 0
+    for line in lines:
+        bare = line.lstrip()
+        indent = line[: len(line) - len(bare)]
+        if inside is not None and len(indent) > len(inside):
+            if before and _assigned(out[before - 1]) == _assigned(bare) is not None:
+                del out[before - 1]
+                before = 0
+            out.append(inside + bare)
+            continue
+        inside, before = (indent if re.match(r"if .*\bLOOK\b.*:$", bare) else None), len(out)
+        if inside is None:
+            out.append(line)
+    return out
+
+
+def _assigned(line: str) -> str | None:
+    found = re.match(r"\s*(\w+) = ", line)
+    return found and found[1]
 
 
 def uses(text: str, name: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from linalg_dsl.codegen.emit.kernel_lines import ALWAYS
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.triangles import selected, triangle
 from linalg_dsl.codegen.emit.triton_scores import JointScores
@@ -87,6 +88,8 @@ class Statements:
     """
     nan_exact: bool = False
     """Whether products with triangles are looked at for what 0 times NaN leaves in them."""
+    traced: frozenset[int] = frozenset()
+    """Operands that need no look at once, as the state of a walk tells of them at its end."""
     wide: frozenset[int] = frozenset()
     """Triangles that lie in memory in float32: products with them take operands of 24 or 11 bits, not 8."""
     again: dict[int, str] = field(default_factory=dict)
@@ -342,7 +345,9 @@ class Statements:
                 lines.append(f"    {copy} = {self.again[n]}")
                 text = f"{copy}.to({'tl.float32' if plain else 'DOT'})"
             operands.append(text)
-        look = self.call("has_late_nan", name, "C", sides, "LOOK=LOOK")
+        look = ALWAYS
+        if node.args[1] not in self.traced:
+            look = self.call("has_late_nan", name, "C", sides, "LOOK=LOOK")
         strict = f"STRICT={kind == 'strict'}"
         call = self.call("one_sided_product", *operands, "C", sides, strict, "PRECISION=PRECISION")
         return [f"if {look}:", *lines, f"    {name} = {call}"]
