@@ -8,6 +8,7 @@ from linalg_dsl.codegen.emit.kernel_lines import (
     ALWAYS,
     UNIT,
     looking_always,
+    taken_apart,
     through_products,
     turned_axes,
     uses,
@@ -59,8 +60,9 @@ _RESERVED = (
     "step", "power", "pairs_decay", "span_sum", "row_sums", "token_sums", "tokens_within",
     "anchored_intervals", "meeting_blocks", "blocks_meet", "m_meet", "m_second", "m_between",
     "m_outside", "widened", "selected_sums", "running_sums", "bounded", "solve_dot", "o_apart",
-    "is_seen", "has_nan", "has_lost", "has_late_nan", "has_spread", "one_sided_product", "product_among", "bad_columns",
-    "finite_entries", "spoilt_by", "finite_gate", *TILE_NAMES,
+    "is_seen", "has_nan", "has_lost", "has_late_nan", "has_spread", "one_sided_product", "product_among",
+    "finite_numbers", "finite_product", "lost_tokens",
+    "bad_columns", "finite_entries", "spoilt_by", "finite_gate", *TILE_NAMES,
 )  # fmt: skip
 
 
@@ -105,6 +107,7 @@ class KernelPrinter:
             needs_zero=self._needs_zero(),
             turned=turned_axes(self.nodes, kernel),
             nan_exact=nan_exact,
+            apart=taken_apart(self.nodes, kernel),
             traced=leaves_trace(self.nodes, kernel) if kernel.boundary is None else frozenset(),
             wide=frozenset(
                 b.node for b in plan.buffers if b.element == "float32" and is_transform(self.nodes, b.node)
@@ -175,7 +178,7 @@ class KernelPrinter:
             lines += term.behind()
         lines = self._widened(lines)
         lines = without_unused([*self._row_lines(), *lines], frozenset(state.name for state in states))
-        careful = looking_always(lines) if any(ALWAYS in line for line in lines) else []
+        careful = looking_always(lines, self.out.cleaned) if any(ALWAYS in line for line in lines) else []
         if careful:
             self.out.library |= {"has_lost"}
         if self.tiles:

@@ -175,8 +175,9 @@ def choose_prep(
     warps = max(1, chunk // 16)
     if blocks:
         return warps * blocks, 64
-    if operand_bytes == 2 and states == 1 and decay != "channel" and (gradients or tiles <= 2):
-        return max(1, chunk // 32), 64 if gradients else 128
+    if operand_bytes == 2 and states == 1 and decay != "channel" and (gradients or not crowded):
+        one = gradients or tiles > 2
+        return 1 if one else max(1, chunk // 32), 64 if one else 128
     if states > 1 and gradients:
         return max(warps, 4), 32
     if decay != "channel":

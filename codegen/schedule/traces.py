@@ -1,9 +1,9 @@
 """Which values of a walk leave a trace in its state for good where they are not finite.
 
-A sum with NaN is NaN and so is a product, of matrices too, whatever the other factor; inf stays inf or becomes
-NaN. So what is not finite in a value that is added to the state, by sums and products alone, is in the state
-from there to the end, and one look at the last state tells of a whole walk. Not seen is an operand that is finite
-in float32 and infinite in bfloat16, above 3.39e38, where the state takes it scaled down.
+A sum with NaN is NaN and so is a product, of matrices too, whatever the other factor; inf stays inf or
+becomes NaN. So what is not finite in a value that is added to the state, by sums and products alone, is in
+the state from there to the end, and one look at the last state tells of a whole walk. Not seen is an operand
+that is finite in float32 and infinite in bfloat16, above 3.39e38, where the state takes it scaled down.
 """
 
 from __future__ import annotations
