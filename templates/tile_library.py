@@ -313,7 +313,9 @@ def one_sided_product(
     there if BACK); the rows before it are those of the product without it, where 0 times NaN would be NaN.
     """
     clean = finite_numbers(z)
-    begin = lost_tokens(z, C, TURNED, BACK, STRICT)  # nothing is left to do, and to keep for it, behind the product
+    begin = lost_tokens(
+        z, C, TURNED, BACK, STRICT
+    )  # nothing is left to do, and to keep for it, behind the product
     if TURNED:
         return tl.dot(clean, a if BACK else tl.trans(a), begin, input_precision=PRECISION)
     else:

@@ -131,7 +131,9 @@ def looking_always(lines: Sequence[str], cleaned: Mapping[str, tuple[str, str]])
         if at is None:
             continue
         users = [i for i, line in enumerate(out) if i != at and re.search(rf"\b{name}\b", line)]
-        total = re.match(rf"(\w+) = (\w+ \+ {name}|{name} \+ \w+)$", out[users[0]]) if len(users) == 1 else None
+        total = (
+            re.match(rf"(\w+) = (\w+ \+ {name}|{name} \+ \w+)$", out[users[0]]) if len(users) == 1 else None
+        )
         place, to = (users[0], total[1]) if total else (at, name)
         out.insert(place + 1, f"{to} = {to} + {lost}")
     return out

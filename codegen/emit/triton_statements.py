@@ -93,7 +93,7 @@ class Statements:
     wide: frozenset[int] = frozenset()
     """Triangles that lie in memory in float32: products with them take operands of 24 or 11 bits, not 8."""
     cleaned: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Of products that are looked at by the state: without what is not finite, and NaN where that spoils it."""
+    """Of products that the state tells of: without what is not finite, and NaN where that spoils them."""
     apart: frozenset[int] = frozenset()
     """Sums that a read takes term by term: their tiles then go into products as they lie in memory."""
     again: dict[int, str] = field(default_factory=dict)
