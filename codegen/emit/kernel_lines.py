@@ -121,7 +121,7 @@ def looking_always(lines: Sequence[str], cleaned: Mapping[str, tuple[str, str]])
             if before and _assigned(out[before - 1]) == name is not None:
                 del out[before - 1]
                 before = 0
-            out.append(inside + (f"{name} = {cleaned[name][0]}" if name in cleaned else bare))
+            out.append(inside + (f"{name} = {cleaned[name][0]}" if name and name in cleaned else bare))
             continue
         inside, before = (indent if re.match(r"if .*\bLOOK\b.*:$", bare) else None), len(out)
         if inside is None:
