@@ -87,3 +87,5 @@ class WalkText(PrepText):
     before_loop: tuple[str, ...]
     tiles: tuple[str, ...]
     chunk_index: str
+    careful: tuple[str, ...]
+    """The body of a second walk, for when the first has met what is not finite; empty without one."""
