@@ -86,4 +86,6 @@ class WalkText(PrepText):
     state_mask: str
     before_loop: tuple[str, ...]
     tiles: tuple[str, ...]
+    whole: str
+    turn: str
     chunk_index: str
