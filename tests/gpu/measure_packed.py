@@ -58,11 +58,11 @@ def measure(name: str, tokens: int, sequences: int, cuts: list[str], launches: b
     import torch
     from runtime_cases import op_of
 
-    from linalg_dsl.ops.bench import kernel_times
+    from linalg_dsl.ops.bench import launch_times
     from linalg_dsl.ops.draw import draw
 
     op = op_of(name, backend="triton")
-    drawn = draw(op.spec, sequences, tokens // sequences, H, K, V, dtype=torch.float32)
+    drawn = draw(op.spec, sequences, tokens // sequences, H, K, V, dtype=torch.float32, device="cuda")
     dense = [
         x.to("cuda", torch.bfloat16 if d.dims and d.kind == "plain" else torch.float32).requires_grad_()
         for x, d in zip(drawn.values(), op.spec.inputs, strict=True)
@@ -83,11 +83,12 @@ def measure(name: str, tokens: int, sequences: int, cuts: list[str], launches: b
         f, b, gf, gb = (f"{t:.3f} ({s:.2f})" for t, s in zip(found, shares, strict=True))
         print(f"{name:18} {kind:6} plain {f} / {b}; graph {gf} / {gb}", flush=True)
         if launches:
-            module = op.operator("triton").module
             w = torch.randn_like(op(*tensors, **options))
-            each = kernel_times(
-                module, lambda x=tensors, o=options, w=w: torch.autograd.grad(op(*x, **o), x, w), w.device
-            )
+
+            def run(x: list[Any] = tensors, o: dict[str, Any] = options, w: torch.Tensor = w) -> object:
+                return torch.autograd.grad(op(*x, **o), x, w)
+
+            each = launch_times([op.operator("triton").module], run, w.device, BUDGET / 2)
             print("   ", "  ".join(f"{n.removeprefix(name + '_')} {t:.3f}" for n, t in each), flush=True)
 
 
