@@ -7,7 +7,7 @@ python tests/gpu/measure_decode.py --sweep     decode times of blocks and warps 
 
 Wanted of one H200: a forward call of a chunk class in at most 120 us of host time, a step in 40; a step of
 16 heads with K = V = 128 and a float32 state at 85 % of its bytes' speed at 256 and at 64 sequences.
-Kernels are compiled by processes of their own before anything is timed, without the self-check at a first use.
+Processes of their own compile the kernels before anything is timed, without the self-check at a first use.
 """
 
 from __future__ import annotations
