@@ -120,11 +120,11 @@ def decode_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNa
     body = list(out.lines)
     tile = out.nodes[o_node].axes
     entry, entries, more, value = "i_h", "H", memory.once(tile), out.full(o_node, ())
-    whole = ""
+    total = ""
     if schedule.partial_output:  # a part of each block, or the sum of all where one program goes over them
         entry, entries = "(i_block % PARTS) * H + i_h", "PARTS * H"
         more = ("((PARTS > 1) | (i_block == BLOCKS - 1))",)
-        whole = memory.filled(tile, "0.0")
+        total = memory.filled(tile, "0.0")
         body.append(f"b_whole = b_whole + {value} if BLOCKS > PARTS else {value}")
         value = "b_whole"
     value = f"tl.where(there, {value}, blank)"
@@ -133,7 +133,7 @@ def decode_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNa
     body.append(next_states(carries, plan, "forward", out, live=True))
     before = without_unused(memory.before, [*loads, *body, *store])
     words = set(re.findall(r"\w+", "\n".join([*before, *loads, *body, *store])))
-    words |= {"U", "BLOCKS", "SLOTS", "ACCEPTED"} | ({"PARTS"} if whole else set())
+    words |= {"U", "BLOCKS", "SLOTS", "ACCEPTED"} | ({"PARTS"} if total else set())
     constants = (*(c for c in _CONSTANTS if c in words), *memory.ratios, *memory.flags)
     made = _Decode(
         name=f"{launcher.title}_step",
@@ -142,7 +142,7 @@ def decode_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNa
         scalars=tuple(memory.scalars.values()),
         constants=constants,
         shared=shared,
-        whole=whole,
+        whole=total,
         before=tuple(before),
         group=tuple(names.values()),
         loads=tuple(loads),

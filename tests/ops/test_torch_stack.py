@@ -47,7 +47,7 @@ def test_inductor_takes_any_length_and_batch_without_a_third_graph() -> None:
 
 
 def test_a_batch_of_one_has_one_graph_for_one_chunk_and_many() -> None:
-    """What kernels leave per chunk lies in a row: a number of chunks that is 1 would be taken for a constant."""
+    """What kernels leave per chunk lies in a row: that there is one chunk would be taken for a constant."""
     op = op_of("simple_gla", backend="triton", chunk_size=64)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
