@@ -80,7 +80,7 @@ def measure(name: str, device: str, sizes: Sequence[int], compiled: bool) -> Cal
 
     runs = {"eager": step(lambda: layer(x), leaves)}
     if compiled:
-        fused = torch.compile(layer)
+        fused: Callable[[Tensor], Tensor] = torch.compile(layer)
         runs["compiled"] = step(lambda: fused(x), leaves)
     for call in (kernels, products, *runs.values()):
         for _ in range(3):
