@@ -65,7 +65,7 @@ def token_rows(x):
     if x.shape[0] == 1:
         return (tl.reshape(x, (x.shape[1],)),)
     else:
-        first, second = tl.split(tl.permute(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), (1, 2, 0)))
+        first, second = tl.split(tl.trans(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), 1, 2, 0))
         return token_rows(first) + token_rows(second)
 
 
@@ -86,7 +86,7 @@ def token_tile(rows, first: tl.constexpr, count: tl.constexpr):
         return tl.expand_dims(rows[first], 0)
     else:
         pairs = tl.join(token_tile(rows, first, count // 2), token_tile(rows, first + count // 2, count // 2))
-        return tl.reshape(tl.permute(pairs, (2, 0, 1)), (count, pairs.shape[1]))
+        return tl.reshape(tl.trans(pairs, 2, 0, 1), (count, pairs.shape[1]))
 
 
 @triton.jit
