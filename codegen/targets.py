@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from linalg_dsl.codegen.machine_faults import fault_of
 from linalg_dsl.errors import ArgumentError
 
 
@@ -59,6 +60,8 @@ class KernelReport:
     stages: int
     blocks: str
     seconds: float
+    fault: str = ""
+    """An instruction that is known to be wrong (``codegen.machine_faults``)."""
 
     @property
     def fits(self) -> bool:
@@ -270,7 +273,7 @@ def _compile(launch: Launch, target: Target) -> KernelReport:
     blocks = ", ".join(f"{n} {constants[n]}" for n in ("C", "BLOCK") if n in constants)
     return KernelReport(
         launch.kernel.__name__, target.name, registers, spilled, compiled.metadata.shared, target.shared,
-        launch.warps, launch.stages, blocks, time.perf_counter() - start,
+        launch.warps, launch.stages, blocks, time.perf_counter() - start, fault_of(compiled) or "",
     )  # fmt: skip
 
 

@@ -1,13 +1,14 @@
 """A language model over bytes, with nine kinds of layers, on a text that comes with Python.
 
     python examples/byte_lm.py                                 # tiny, one recurrence: a minute on a CPU
-    python examples/byte_lm.py --size gpu --all --device cuda  # nine models, minutes each on one GPU
+    python examples/byte_lm.py --size gpu --all --device cuda --together  # nine models, minutes on one GPU
 
 The text ships with Python: at tiny size the language reference as its interactive help prints it
 (`pydoc_data.topics` of the standard library, about half a megabyte), at gpu size the sources of the standard
 library (its .py files without tests and installed packages, more than 10 MB). The last twentieth is held
 out. Prints the loss in bits per byte; results and curves go into a JSON file, a second run goes on where the
-first one stopped, and with matplotlib the curves are drawn.
+first one stopped, several with other models may run at once, and with matplotlib the curves are drawn.
+``--together`` trains all models side by side, on the same batches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import pydoc_data.topics
 import sysconfig
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from linalg_dsl.nn.lm import LM
 from linalg_dsl.plots import save, spread
 from linalg_dsl.study.models import PATTERNS, Size, build
 from linalg_dsl.study.record import Record
-from linalg_dsl.study.training import Recipe, train
+from linalg_dsl.study.training import Recipe, train_together
 
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 LEAST = 100_000
@@ -40,8 +40,8 @@ SIZES = {
         128,
     ),
     "gpu": (
-        Size(hidden=512, heads=4, head_dim=128, layers=8, mlp_ratio=8 / 3, init_std=0.02),
-        Recipe(steps=2000, batch=32, learning_rate=1e-3, warmup=100, bfloat16=True),
+        Size(hidden=384, heads=3, head_dim=128, layers=6, mlp_ratio=8 / 3, init_std=0.02),
+        Recipe(steps=3000, batch=16, learning_rate=2e-3, warmup=100, bfloat16=True),
         1024,
     ),
 }
@@ -58,6 +58,7 @@ class Text:
     length: int
     name: str = "bytes"
     vocab_size: int = 256
+    places: None = None
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         device = generator.device
@@ -104,16 +105,21 @@ def main(argv: list[str] | None = None) -> Record:
     size, recipe, length = SIZES[options.size]
     names = options.models or (list(PATTERNS) if options.all else ["gated_delta"])
     size = replace(size, layers=options.layers or size.layers)
-    recipe = replace(recipe, steps=options.steps or recipe.steps, seconds=options.seconds)
+    recipe = replace(
+        recipe,
+        steps=options.steps or recipe.steps,
+        learning_rate=options.rate or recipe.learning_rate,
+        seconds=options.seconds,
+    )
     training, held_out = text(source=options.size == "gpu")
     if options.bytes:
         training, held_out = training[: options.bytes], held_out[: max(options.bytes // 19, 2 * length)]
     settings = {"size": asdict(size), "recipe": asdict(recipe), "length": length, "bytes": len(training)}
     record = Record(options.out / "byte_lm.json", settings)
-    for name in names:
-        if not record.has(model=name):
-            task = Text(training.to(options.device), length)
-            record.add(_one(name, size, recipe, task, held_out, options.device))
+    task = Text(training.to(options.device), length)
+    missing = [n for n in names if not record.has(model=n)]
+    for group in [missing] if options.together and missing else [[n] for n in missing]:
+        _train(group, size, recipe, task, held_out, options, record)
     for row in sorted((r for n in names for r in record.where(model=n)), key=lambda r: r["bits_per_byte"]):
         print(f"{row['model']:20s} {row['bits_per_byte']:.3f} bits per byte, {row['seconds']:.0f} s")
     series = {n: [(s, b) for r in record.where(model=n) for s, b in r["curve"]] for n in names}
@@ -124,27 +130,38 @@ def main(argv: list[str] | None = None) -> Record:
     return record
 
 
-def _one(name: str, size: Size, recipe: Recipe, task: Text, held_out: Tensor, device: str) -> dict[str, Any]:
-    model = build(name, size, 256, 0, device)
+def _train(
+    group: list[str],
+    size: Size,
+    recipe: Recipe,
+    task: Text,
+    held_out: Tensor,
+    options: argparse.Namespace,
+    record: Record,
+) -> None:
+    """Trains the models of a group side by side and keeps their rows."""
+    models = [build(name, size, 256, 0, options.device) for name in group]
 
-    def progress(step: int, loss: float, right: float) -> None:
-        print(f"  {name} step {step}: {loss / math.log(2):.3f} bits per byte", flush=True)
+    def progress(which: int, step: int, loss: float, right: float) -> None:
+        print(f"  {group[which]} step {step}: {loss / math.log(2):.3f} bits per byte", flush=True)
 
-    outcome = train(model, task, recipe, progress, every=max(recipe.steps // 20, 1))
-    curve = [(step, loss / math.log(2)) for step, loss, _ in outcome.curve]
-    found = bits_per_byte(model, held_out, task.length, recipe.bfloat16)
-    print(
-        f"{name}: {found:.3f} bits per byte after {outcome.steps} steps, {outcome.seconds:.0f} s", flush=True
-    )
-    parameters = sum(p.numel() for p in model.parameters())
-    return {
-        "model": name,
-        "bits_per_byte": found,
-        "seconds": outcome.seconds,
-        "steps": outcome.steps,
-        "parameters": parameters,
-        "curve": curve,
-    }
+    every = min(max(recipe.steps // 20, 1), 50)
+    outcomes = train_together(models, task, recipe, [0] * len(group), progress, every, options.until)
+    for name, model, outcome in zip(group, models, outcomes, strict=True):
+        found = bits_per_byte(model, held_out, task.length, recipe.bfloat16)
+        took = f"{outcome.steps} steps, {outcome.seconds:.0f} s"
+        print(f"{name}: {found:.3f} bits per byte after {took}", flush=True)
+        record.add(
+            {
+                "model": name,
+                "bits_per_byte": found,
+                "seconds": outcome.seconds,
+                "steps": outcome.steps,
+                "beside": len(group) - 1,
+                "parameters": sum(p.numel() for p in model.parameters()),
+                "curve": [(step, loss / math.log(2)) for step, loss, _ in outcome.curve],
+            }
+        )
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
@@ -154,6 +171,9 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", metavar="NAME", help=f"of {', '.join(PATTERNS)}, or patterns")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--rate", type=float, help="the learning rate")
+    parser.add_argument("--together", action="store_true", help="train all side by side")
+    parser.add_argument("--until", type=float, help="when trainings end, in seconds since 1970 (date +%%s)")
     parser.add_argument("--bytes", type=int, help="use only so much of the text")
     parser.add_argument("--seconds", type=float, help="the most that one training takes")
     parser.add_argument("--device", default="cpu")

@@ -2,13 +2,13 @@
 
     python examples/state_tracking.py                     # parity at toy size: minutes on a CPU
     python examples/state_tracking.py --task s3           # three things, exchanged two at a time
-    python examples/state_tracking.py --size gpu --device cuda
+    python examples/state_tracking.py --size gpu --all --seeds 3 --device cuda --together
 
 At every token the answer depends on all tokens so far, and no sum or average of them holds it: a memory has
 to change its sign, or reflect, when a token says so. A delta rule with strengths in (0, 1) has eigenvalues
 from 0 to 1 and cannot; with strengths in (0, 2) they go down to -1 and it can (Grazzi et al. 2024, arXiv
 2411.12537). All models have one size and one training, at the shortest length; they are tested on that and
-on longer ones.
+on longer ones. Results are kept as in ``recall.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from linalg_dsl.plots import save, spread
 from linalg_dsl.study.models import Size, build
 from linalg_dsl.study.record import Record
 from linalg_dsl.study.tasks import Parity, Permutations
-from linalg_dsl.study.training import Recipe, accuracy, train
+from linalg_dsl.study.training import Recipe, accuracy, train_together
 
 # the catalogue's delta rule has strengths in (0, 2)
 POSITIVE = str(ld.ops.delta_rule.spec).replace("scalar in (0, 2)", "scalar in (0, 1)")
@@ -39,8 +39,8 @@ SIZES = {
         (32, 64, 128),
     ),
     "gpu": (
-        Size(hidden=128, heads=4, head_dim=32, init_std=0.02, mlp_ratio=2.0),
-        Recipe(steps=10000, batch=256, learning_rate=2e-3, warmup=200, stop_at=0.9999),
+        Size(hidden=128, heads=4, head_dim=32),
+        Recipe(steps=5000, batch=256, learning_rate=4e-3, warmup=100, stop_at=0.9999),
         (40, 64, 128, 256),
     ),
 }
@@ -52,29 +52,34 @@ def main(argv: list[str] | None = None) -> Record:
     names = options.models or (MODELS if options.all else TOY)
     size = replace(size, layers=options.layers or size.layers)
     # six states to keep apart instead of two take longer
-    recipe = replace(recipe, steps=options.steps or recipe.steps * (3 if options.task == "s3" else 1))
+    steps = options.steps or recipe.steps * (3 if options.task == "s3" else 1)
+    recipe = replace(
+        recipe, steps=steps, learning_rate=options.rate or recipe.learning_rate, seconds=options.seconds
+    )
     make = TASKS[options.task]
     settings = {"task": options.task, "size": asdict(size), "recipe": asdict(recipe), "lengths": lengths}
     record = Record(options.out / f"{options.task}.json", settings)
-    for seed in range(options.seeds):
-        for name in names:
-            if record.has(model=name, seed=seed):
-                continue
-            model = build(name, size, make().vocab_size, seed, options.device, LAYERS)
-            outcome = train(model, make(lengths[0]), replace(recipe, seed=seed), _printer(name, seed), 100)
+    runs = [(n, s) for s in range(options.seeds) for n in names if not record.has(model=n, seed=s)]
+    for group in [runs] if options.together and runs else [[run] for run in runs]:
+        models = [build(n, size, make().vocab_size, s, options.device, LAYERS) for n, s in group]
+        seeds = [seed for _, seed in group]
+        outcomes = train_together(
+            models, make(lengths[0]), recipe, seeds, _printer(group), 100, options.until
+        )
+        for (name, seed), model, outcome in zip(group, models, outcomes, strict=True):
+            used = {"steps": outcome.steps, "seconds": outcome.seconds, "beside": len(group) - 1}
+            found = {n: accuracy(model, make(n), 4, bfloat16=recipe.bfloat16) for n in lengths}
             record.add(
-                *(
-                    {"model": name, "seed": seed, "length": n, "accuracy": accuracy(model, make(n), 4),
-                     "seconds": outcome.seconds}
-                    for n in lengths
-                )
-            )  # fmt: skip
+                *({"model": name, "seed": seed, "length": n, "accuracy": found[n], **used} for n in lengths)
+            )
     print(f"\n{options.task}: accuracy over the length, trained at {lengths[0]}")
     for name in names:
         rows = record.where(model=name)
         cells = []
         for n in lengths:
             values = [r["accuracy"] for r in rows if r["length"] == n]
+            if not values:  # another process is at it
+                continue
             between = f" ({min(values):.2f}-{max(values):.2f})" if len(values) > 1 else ""
             cells.append(f"{n:>8d}: {sum(values) / len(values):.2f}{between}")
         print(f"{name:20s}" + "".join(cells))
@@ -87,8 +92,9 @@ def main(argv: list[str] | None = None) -> Record:
     return record
 
 
-def _printer(name: str, seed: int) -> Any:
-    def progress(step: int, loss: float, right: float) -> None:
+def _printer(group: list[tuple[str, int]]) -> Any:
+    def progress(which: int, step: int, loss: float, right: float) -> None:
+        name, seed = group[which]
         print(f"  {name} seed {seed} step {step}: loss {loss:.3f}, {right:.1%} right", flush=True)
 
     return progress
@@ -103,6 +109,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--rate", type=float, help="the learning rate")
+    parser.add_argument("--together", action="store_true", help="train all side by side")
+    parser.add_argument("--seconds", type=float, help="the most that one training takes")
+    parser.add_argument("--until", type=float, help="when trainings end, in seconds since 1970 (date +%%s)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("build/state_tracking"))
     return parser.parse_args(argv)

@@ -61,6 +61,13 @@ def compile_all(
                 raise
             good = False  # the others are still of interest
             output.problem(str(refusal))
+        for row in found:
+            if row["fault"]:
+                good = False
+                output.problem(
+                    f"{row['kernel']} for {row['target']}: the assembler makes wrong code, {row['fault']}; "
+                    "at its first use other sizes are taken"
+                )
         if found:
             output.table(spec.name, COLUMNS, found)
         rows += [{"recurrence": spec.name, **row} for row in found]
@@ -127,4 +134,4 @@ def _compile(
 
 def _row(kernel: Any) -> dict[str, Any]:
     row = {column: getattr(kernel, column) for column in COLUMNS}
-    return row | {"seconds": round(kernel.seconds, 1)}
+    return row | {"seconds": round(kernel.seconds, 1), "fault": kernel.fault}

@@ -3,7 +3,8 @@
 Triton compiles a kernel when it is first launched, one after the other, 2 to 20 seconds each. Here all that a
 call will launch, and its backward, are compiled by as many threads as there are processors. What the compiler
 made is looked at before it is used: sizes of a launch that spill more than ``MOST_SPILLS`` registers give way
-to the next best ones; where nothing helps that is said once.
+to the next best ones; where nothing helps that is said once. So do those of which the assembler made code
+that is known to be wrong (``codegen.machine_faults``); where nothing helps nothing is launched.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linalg_dsl.codegen.machine_faults import fault_of
 from linalg_dsl.ops.args import axis_sizes
 from linalg_dsl.ops.launched import Launched, Module, Use
 from linalg_dsl.ops.selfcheck import SelfCheck, left_out
 
 ENVIRONMENT_VARIABLE = "LINALG_DSL_FIRST_USE"
-"""``1``: what this module does is done; else kernels are compiled one by one as they are launched, and their
-spills not looked at. It is off until it has run on a GPU with the kernels as they are now."""
+"""``0``: kernels are compiled one by one as they are launched, and not looked at."""
+FAULTY = 1 << 20
+"""Counts as so many spilled registers: code that must not run."""
 MOST_SPILLS = 20
 """Registers of a thread that may lie in memory: from hundreds on a kernel is two to five times slower."""
 _ROUNDS = 4
 _KEPT = 1024
 _LOCK = threading.Lock()
 Compile = Callable[[ModuleType, Sequence[Launched]], list[int]]
-"""Compiles launches of a module; of each the registers that it spills."""
+"""Compiles launches of a module; of each the registers that it spills, or ``FAULTY``."""
 
 
 class FirstUse:
@@ -82,7 +85,7 @@ class FirstUse:
 
 
 def asked_for() -> bool:
-    return os.environ.get(ENVIRONMENT_VARIABLE) == "1"
+    return os.environ.get(ENVIRONMENT_VARIABLE) != "0"
 
 
 def compiles(device: torch.device) -> bool:
@@ -103,7 +106,7 @@ def settle(
     """Compiles what these uses of a module launch, and replaces sizes that spill in its ``REPLACED``.
 
     Gives a sentence for every launch that still spills. ``device``: where sizes are chosen for, by default
-    that of the tensors.
+    that of the tensors. Raises ``RuntimeError`` where every size tried of a kernel is ``FAULTY``.
     """
     place = Module(module, device or tensors[0].device)
     done: dict[Launched, int] = {}
@@ -115,6 +118,12 @@ def settle(
         spilling = {x: done[x] for x in wanted if done[x] > MOST_SPILLS}
         if not spilling or not _replace(module, spilling, tried):
             break
+    for x, count in spilling.items():
+        if count >= FAULTY:
+            raise RuntimeError(
+                f"{x.kernel}: this assembler makes wrong code of it, with every size that was tried. Set "
+                "TRITON_PTXAS_PATH to a ptxas of CUDA 13.1 or later, or use backend='torch'"
+            )
     return tuple(
         f"{x.kernel} with block {x.block}, {x.warps} warps and {x.stages} stages spills {n} registers"
         for x, n in spilling.items()
@@ -163,7 +172,9 @@ def compile_side_by_side(module: ModuleType, launches: Sequence[Launched]) -> li
     for kernel in found:
         if isinstance(kernel, Exception):
             raise kernel
-    return [spills_of(kernel) for kernel in found]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        faults = list(pool.map(fault_of, found))
+    return [FAULTY if fault else spills_of(kernel) for kernel, fault in zip(found, faults, strict=True)]
 
 
 def compiled_side_by_side(module: ModuleType, launches: Sequence[Launched]) -> list[Any]:

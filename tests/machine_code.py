@@ -4,13 +4,12 @@ The assembler has its faults too: a kernel whose text, and whose PTX, stay insid
 integers are computed as sm_90 and sm_80 do, a register of all threads of a program at once; of numbers that
 are not integers nothing is known, nor of what is made of them (``None``), and an access whose address is not
 known is counted and not looked at. Tensors of integers have their numbers. Every other access has to lie in
-one of the tensors that the kernel was given.
+one of the tensors that the kernel was given, and no descriptor may be made of a register without a value.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -44,19 +43,6 @@ class Walk:
     seen: int = 0
     unknown: int = 0
     wrong: list[str] = field(default_factory=list)
-
-
-def instructions(cubin: bytes) -> list[tuple[int, str]]:
-    """(address, text) of every instruction, as Triton's ``cuobjdump`` prints them."""
-    import triton
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        tool = triton.knobs.nvidia.cuobjdump.path
-        out = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", out, re.MULTILINE)
-    return [(int(place, 16), text) for place, text in found]
 
 
 class Machine:
@@ -297,6 +283,7 @@ def walked(
     from triton.compiler import ASTSource
 
     from linalg_dsl.codegen import targets
+    from linalg_dsl.codegen.machine_faults import instructions, undefined_reads
 
     place = targets.TARGETS[target]
     found: list[tuple[Any, int, dict[str, Any], dict[str, Any], int, int]] = []
@@ -342,8 +329,9 @@ def walked(
         )
         given_arguments = [_argument(n, named[n]) for n in kernel.arg_names if n not in constants]
         given_arguments += [Argument("scratch"), Argument("profile")]  # which Triton adds
-        machine = Machine(instructions(compiled.asm["cubin"]), int(place.arch), 32 * warps, given_arguments)
-        out = Walk()
+        code = instructions(compiled.asm["cubin"])
+        machine = Machine(code, int(place.arch), 32 * warps, given_arguments)
+        out = Walk(wrong=[f"{x} reads what nothing wrote" for x in undefined_reads(code)])
         for program in sorted({0, programs // 2, programs - 1}):
             machine.walk(program, out)
         yield kernel.__name__, out

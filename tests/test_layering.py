@@ -36,7 +36,12 @@ PLACES = {
     "sympy": ["linalg_dsl.algebra.to_sympy"],
     "jinja2": ["linalg_dsl.codegen.emit.render"],
     "networkx": ["linalg_dsl.planner.graph", "linalg_dsl.codegen.schedule.*", "linalg_dsl.report.*"],
-    "triton": ["linalg_dsl.codegen.targets", "linalg_dsl.templates.*", "linalg_dsl.ops.*"],
+    "triton": [
+        "linalg_dsl.codegen.targets",
+        "linalg_dsl.codegen.machine_faults",
+        "linalg_dsl.templates.*",
+        "linalg_dsl.ops.*",
+    ],
     "torch": [
         "linalg_dsl.templates.*_library",
         "linalg_dsl.codegen.targets",
@@ -49,6 +54,7 @@ PLACES = {
         "linalg_dsl.testing.*",
         "linalg_dsl.cli*",
     ],
+    "filelock": ["linalg_dsl.study.record"],
     "hypothesis": ["linalg_dsl.testing.strategies*", "linalg_dsl.testing.fuzz"],
     "fla": ["linalg_dsl.ops.peers"],
     "matplotlib": ["linalg_dsl.plots"],

@@ -99,6 +99,7 @@ class TritonModule:
     state_dims: str
     state_shape: str
     solve_precision: str
+    wide_solve: bool
     shortest: str
     erased: str
     step: str
@@ -307,6 +308,7 @@ class _Emitter:
                 state_dims=", ".join(state_dims),
                 state_shape=", ".join(_SIZES[d] for d in state_dims),
                 solve_precision=f'"{self.digits.transform}"',
+                wide_solve=self.digits.solve == "float32",
                 shortest=repr(self.digits.shortest) if self.stepped else "",
                 erased=_SIZES[self.digits.axis],
                 step="self.step" if self.stepped else "self.chunk",

@@ -75,15 +75,21 @@ def choose_walk(
     # below sm_90 results of products go through shared memory to be operands: two tiles of them in float32
     turned = 8 * chunk if shared < 200_000 else 0
     while True:
-        # there with one stage all tiles that a chunk loads go through registers: wide blocks spill
-        least = 2 if turned and block > 32 and operand_bytes == 2 else 1
+        # With one stage all tiles that a chunk loads go through registers below sm_90: wide blocks spill. On
+        # sm_90 they lie at constants, and of those of short chunks ptxas 12 makes wrong operands of products
+        # (codegen/machine_faults.py); narrow blocks have the products of sm_80.
+        wide_and_short = block > 32 and operand_bytes == 2
+        least = 2 if wide_and_short and (turned or chunk < 64) else 1
         whole = shared - turned * block
         room = min(shared // 2, whole) if lanes * (split // block) > units else whole
         stages = walk_stages(loads, own, block, chunk, room // operand_bytes)
         if stages >= least or block == 16:
             break
-        if least == 1 and walk_stages(loads, own, block, chunk, whole // operand_bytes):
-            stages = 1
+        if (
+            not (turned and least == 2)
+            and walk_stages(loads, own, block, chunk, whole // operand_bytes) >= least
+        ):
+            stages = least
             break
         block //= 2
     twice = 2 * block  # one program in the place of two, where that leaves shared memory for three stages

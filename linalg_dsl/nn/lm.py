@@ -186,6 +186,7 @@ class LM(nn.Module):
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
         last_only: bool = False,
+        at: Tensor | None = None,
         in_place: bool = False,
     ) -> LMOutput:
         """``input_ids`` [B, T] to logits [B, T, vocabulary], those of what comes after each token.
@@ -193,7 +194,8 @@ class LM(nn.Module):
         ``past_key_values`` is the cache of an earlier call, and ``use_cache`` asks for one. ``targets``
         [B, T] holds what the logits at a place should say (not shifted; -100 is not counted) and gives the
         mean ``loss``. ``cu_seqlens`` [N + 1] packs sequences into a batch of one. ``last_only``: logits
-        [N, 1, vocabulary] of the last tokens. ``in_place``: the states in ``past_key_values`` may be
+        [N, 1, vocabulary] of the last tokens; ``at`` [n], int64: logits [B, n, vocabulary] at these places,
+        with targets [B, n]. ``in_place``: the states in ``past_key_values`` may be
         overwritten; without gradients that spares copies while generating.
         """
         if input_ids.dim() != 2:
@@ -211,6 +213,13 @@ class LM(nn.Module):
             after.append(own)
         if last_only:
             x = x[:, -1:] if packing is None else packing.last(x)[:, None]
+        elif at is not None:
+            x = x.index_select(1, at)
+        if targets is not None and targets.shape != x.shape[:2]:
+            raise ArgumentError(
+                f"LM: targets must be {list(x.shape[:2])}, one for each of the logits, got shape "
+                f"{tuple(targets.shape)}"
+            )
         logits = self.head(self.norm(x))
         loss = None
         if targets is not None:

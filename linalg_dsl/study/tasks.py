@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,14 +17,18 @@ from linalg_dsl.errors import ArgumentError
 from linalg_dsl.nn.lm import IGNORED
 
 
+@runtime_checkable
 class Task(Protocol):
-    """What training needs of a task."""
+    """What training needs of a task. ``places``: those at which something may be asked; None: all."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def places(self) -> Tensor | None: ...
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]: ...
 
@@ -74,6 +78,10 @@ class Recall:
     def vocab_size(self) -> int:
         return self.symbols
 
+    @property
+    def places(self) -> Tensor:
+        return torch.arange(2 * self.pairs * self.tellings, self.tokens - 1, 2)
+
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         half, n, told = self.symbols // 2, self.pairs, self.pairs * self.tellings
         drawn: dict[str, Any] = {"generator": generator, "device": generator.device}
@@ -107,6 +115,10 @@ class Parity:
     def vocab_size(self) -> int:
         return 2
 
+    @property
+    def places(self) -> None:
+        return None
+
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         bits = torch.randint(2, (size, self.length), generator=generator, device=generator.device)
         return bits, bits.cumsum(-1) % 2
@@ -130,6 +142,10 @@ class Permutations:
     @property
     def vocab_size(self) -> int:
         return 6
+
+    @property
+    def places(self) -> None:
+        return None
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         elements = list(permutations(range(3)))

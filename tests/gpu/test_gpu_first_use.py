@@ -12,10 +12,7 @@ from linalg_dsl.ops import first_use
 from linalg_dsl.ops.op import CompiledOp
 
 # what spills at every size is said in a warning of its own, which is no fault of the call
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings(r"ignore:\w+ with block .* spills \d+ registers; nothing near it spills less"),
-]
+pytestmark = pytest.mark.gpu
 OFFSETS = [0, 0, 100, 131]
 
 

@@ -19,7 +19,7 @@ from linalg_dsl.codegen.cache import private_copy
 from linalg_dsl.ops import first_use
 from linalg_dsl.ops.bench import Shape, inputs_of
 from linalg_dsl.ops.catalogue import catalogue_text
-from linalg_dsl.ops.first_use import MOST_SPILLS, alternatives, say_once, settle
+from linalg_dsl.ops.first_use import FAULTY, MOST_SPILLS, alternatives, say_once, settle
 from linalg_dsl.ops.launched import Launched, Module, Use
 
 CPU = torch.device("cpu")
@@ -118,6 +118,18 @@ def test_where_everything_spills_the_least_is_taken_and_said_once() -> None:
     with pytest.warns(UserWarning, match="spills 90 registers; nothing near it spills less"):
         say_once(found)
     say_once(found)  # a warning is an error in these tests
+
+
+def test_code_that_is_wrong_gives_way_or_nothing_is_launched() -> None:
+    module, tensors = module_and_inputs("gla")
+    compiler = Compiler(lambda x: FAULTY if x.kernel == "gla_fwd_walk" and x.block == BLOCK else 300)
+    settle(module, tensors, None, [Use()], compiler)
+    walk = next(x for x in Module(module, CPU).launches(tensors, None, Use()) if x.kernel == "gla_fwd_walk")
+    assert walk.block == BLOCK // 2  # though it spills
+    module, tensors = module_and_inputs("delta_rule")
+    compiler = Compiler(lambda x: FAULTY if x.kernel == "delta_rule_fwd_walk" else 0)
+    with pytest.raises(RuntimeError, match="delta_rule_fwd_walk: this assembler makes wrong code"):
+        settle(module, tensors, None, [Use()], compiler)
 
 
 COMPILE = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from linalg_dsl.nn.lm import IGNORED
 from linalg_dsl.study.models import HYBRIDS, PATTERNS, Size, build
 from linalg_dsl.study.record import Record
 from linalg_dsl.study.tasks import Parity, Permutations, Recall
-from linalg_dsl.study.training import Recipe, accuracy, rate_at, train
+from linalg_dsl.study.training import Recipe, accuracy, rate_at, train, train_together
 
 
 @pytest.mark.parametrize(("tellings", "length"), [(1, None), (2, None), (3, 50)])
@@ -128,6 +130,54 @@ def test_all_models_have_one_size_of_state_and_nearly_of_parameters() -> None:
     assert len(build("delta", Size(), 32, 0).layers) == 1
 
 
+def test_records_of_one_file_keep_all_rows(tmp_path: Path) -> None:
+    first, second = (Record(tmp_path / "record.json", {"steps": 3}) for _ in range(2))
+    first.add({"model": "a"})
+    second.add({"model": "b"})
+    first.add({"model": "c"})
+    found = Record(tmp_path / "record.json", {"steps": 3})
+    assert [r["model"] for r in found.rows] == ["a", "b", "c"]
+    assert first.rows == found.rows
+
+
+def test_models_trained_together_learn_what_they_learn_alone() -> None:
+    tasks = [Recall(pairs=n, tellings=2, symbols=16) for n in (1, 2)]
+    size = Size(hidden=16, head_dim=8)
+    recipe = Recipe(steps=7, batch=8, warmup=2)
+    names, seeds = ("delta", "softmax", "delta"), (0, 0, 1)
+
+    def models() -> list[torch.nn.Module]:
+        return [build(n, size, 16, s) for n, s in zip(names, seeds, strict=True)]
+
+    seen: list[tuple[int, int]] = []
+    together = train_together(
+        models(), tasks, recipe, seeds, lambda which, step, loss, right: seen.append((which, step)), every=3
+    )
+    alone = [train(m, tasks, replace(recipe, seed=s), every=3) for m, s in zip(models(), seeds, strict=True)]
+    assert seen == [(i, step) for step in (3, 6, 7) for i in range(3)]
+    for one, other in zip(together, alone, strict=True):
+        assert one.curve == other.curve
+        assert (one.accuracy, one.steps) == (other.accuracy, 7)
+    assert together[0].curve != together[2].curve
+    stopped = train_together(models(), tasks, replace(recipe, stop_at=-1.0), seeds, every=2)
+    assert [o.steps for o in stopped] == [2, 2, 2]
+    over = train_together(models(), tasks, recipe, seeds, every=50, until=time.time() - 1)
+    assert [o.steps for o in over] == [1, 1, 1]
+
+
+def test_logits_at_some_places_are_those_of_all() -> None:
+    task = Recall(pairs=3, tellings=2, symbols=16, length=24)
+    model = build("delta", Size(hidden=16, head_dim=8), 16, 0)
+    ids, targets = task.batch(4, torch.Generator().manual_seed(0))
+    at = task.places
+    assert bool((targets[:, [t for t in range(24) if t not in at.tolist()]] == -100).all())
+    whole, some = model(ids, targets=targets), model(ids, targets=targets[:, at], at=at)
+    torch.testing.assert_close(some.logits, whole.logits[:, at])
+    torch.testing.assert_close(some.loss, whole.loss)
+    with pytest.raises(ArgumentError, match=r"targets must be \[4, 6\]"):
+        model(ids, targets=targets, at=at)
+
+
 def test_a_record_goes_on_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "record.json"
     record = Record(path, {"steps": 3, "sizes": (1, 2)})
@@ -136,7 +186,7 @@ def test_a_record_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert again.rows == record.rows
     assert again.has(model="b", score=0.5)
     assert not again.has(model="c")
-    assert [p.name for p in path.parent.iterdir()] == ["record.json"]
+    assert [p.name for p in path.parent.glob("[!.]*")] == ["record.json"]
     assert Record(path, {"steps": 4}).rows == []
     with pytest.raises(ArgumentError, match=r"other settings \(sizes, steps\)"):
         Record(path, {"steps": 4}, strict=True)
