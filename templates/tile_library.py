@@ -60,6 +60,36 @@ def power(x, exponent: tl.constexpr):
 
 
 @triton.jit
+def token_rows(x):
+    """The U rows of x [U, D] as vectors, U a power of two: where a thread holds whole columns nothing moves."""
+    if x.shape[0] == 1:
+        return (tl.reshape(x, (x.shape[1],)),)
+    else:
+        first, second = tl.split(tl.trans(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), 1, 2, 0))
+        return token_rows(first) + token_rows(second)
+
+
+@triton.jit
+def token_numbers(x):
+    """The U numbers of x [U, 1]."""
+    rows = token_rows(x)
+    numbers = ()
+    for u in tl.static_range(x.shape[0]):
+        numbers = numbers + (tl.sum(rows[u], 0),)
+    return numbers
+
+
+@triton.jit
+def token_tile(rows, first: tl.constexpr, count: tl.constexpr):
+    """``count`` vectors of a tuple as a tile [count, D], count a power of two: token_rows turned around."""
+    if count == 1:
+        return tl.expand_dims(rows[first], 0)
+    else:
+        pairs = tl.join(token_tile(rows, first, count // 2), token_tile(rows, first + count // 2, count // 2))
+        return tl.reshape(tl.trans(pairs, 2, 0, 1), (count, pairs.shape[1]))
+
+
+@triton.jit
 def widened(x, one, DOT: tl.constexpr, ROWS: tl.constexpr):
     """x in float32, by a product with the unit matrix, which comes first if ROWS.
 
