@@ -60,6 +60,36 @@ def power(x, exponent: tl.constexpr):
 
 
 @triton.jit
+def token_rows(x):
+    """The U rows of x [U, D] as vectors, U a power of two: nothing moves where a thread holds columns."""
+    if x.shape[0] == 1:
+        return (tl.reshape(x, (x.shape[1],)),)
+    else:
+        first, second = tl.split(tl.trans(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), 1, 2, 0))
+        return token_rows(first) + token_rows(second)
+
+
+@triton.jit
+def token_numbers(x):
+    """The U numbers of x [U, 1]."""
+    rows = token_rows(x)
+    numbers = ()
+    for u in tl.static_range(x.shape[0]):
+        numbers = numbers + (tl.sum(rows[u], 0),)  # noqa: RUF005
+    return numbers
+
+
+@triton.jit
+def token_tile(rows, first: tl.constexpr, count: tl.constexpr):
+    """``count`` vectors of a tuple as a tile [count, D], count a power of two: token_rows turned around."""
+    if count == 1:
+        return tl.expand_dims(rows[first], 0)
+    else:
+        pairs = tl.join(token_tile(rows, first, count // 2), token_tile(rows, first + count // 2, count // 2))
+        return tl.reshape(tl.trans(pairs, 2, 0, 1), (count, pairs.shape[1]))
+
+
+@triton.jit
 def widened(x, one, DOT: tl.constexpr, ROWS: tl.constexpr):
     """x in float32, by a product with the unit matrix, which comes first if ROWS.
 
@@ -279,6 +309,12 @@ def has_nan(x, LOOK: tl.constexpr):
 
 
 @triton.jit
+def has_lost(state, LOOK: tl.constexpr):
+    """Whether the state at the end of a walk says that something was not finite (``leaves_trace``)."""
+    return is_seen((tl.abs(state) < float("inf")) == 0, "rows" if LOOK == "products" else LOOK)
+
+
+@triton.jit
 def has_late_nan(x, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, LOOK: tl.constexpr):
     """Whether a triangle's product x (``one_sided_product``) may have NaN of later tokens, or earlier (BACK).
 
@@ -315,22 +351,47 @@ def one_sided_product(
     Tiles [C, D], or [D, C] if TURNED. A column of z that is not finite at a token is NaN from there on (up to
     there if BACK); the rows before it are those of the product without it, where 0 times NaN would be NaN.
     """
+    clean = finite_numbers(z)
+    begin = lost_tokens(
+        z, C, TURNED, BACK, STRICT
+    )  # nothing is left to do, and to keep for it, behind the product
+    if TURNED:
+        return tl.dot(clean, a if BACK else tl.trans(a), begin, input_precision=PRECISION)
+    else:
+        return tl.dot(tl.trans(a) if BACK else a, clean, begin, input_precision=PRECISION)
+
+
+@triton.jit
+def finite_numbers(z):
+    """Zero in place of what is not finite, in the type of z."""
+    return tl.where(tl.abs(z.to(tl.float32)) < float("inf"), z, 0.0).to(z.dtype)
+
+
+@triton.jit
+def finite_product(a, z, TURNED: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr):
+    """The product of ``one_sided_product`` before ``lost_tokens`` are added: the same bits as of finite z,
+    whatever it is added to next, which the compiler begins a product with."""
+    clean = finite_numbers(z)
+    if TURNED:
+        return tl.dot(clean, a if BACK else tl.trans(a), input_precision=PRECISION)
+    else:
+        return tl.dot(tl.trans(a) if BACK else a, clean, input_precision=PRECISION)
+
+
+@triton.jit
+def lost_tokens(z, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr):
+    """NaN where z has been not finite at the token or before it (BACK: behind it), zero elsewhere."""
     TOKENS: tl.constexpr = 1 if TURNED else 0
     t = tl.arange(0, C)
     rows = t[None, :] if TURNED else t[:, None]
     good = tl.abs(z.to(tl.float32)) < float("inf")
-    clean = tl.where(good, z, 0.0).to(z.dtype)
     if BACK:
         edge = tl.expand_dims(tl.max(tl.where(good, -1, rows), TOKENS), TOKENS)
         free = rows >= edge if STRICT else rows > edge
     else:
         edge = tl.expand_dims(tl.min(tl.where(good, C, rows), TOKENS), TOKENS)
         free = rows <= edge if STRICT else rows < edge
-    begin = tl.where(free, 0.0, float("nan"))  # nothing is left to do, and to keep for it, behind the product
-    if TURNED:
-        return tl.dot(clean, a if BACK else tl.trans(a), begin, input_precision=PRECISION)
-    else:
-        return tl.dot(tl.trans(a) if BACK else a, clean, begin, input_precision=PRECISION)
+    return tl.where(free, 0.0, float("nan"))
 
 
 @triton.jit

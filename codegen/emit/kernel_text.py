@@ -89,3 +89,5 @@ class WalkText(PrepText):
     whole: str
     turn: str
     chunk_index: str
+    careful: tuple[str, ...]
+    """The body of a second walk, for when the first has met what is not finite; empty without one."""

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from linalg_dsl.codegen.emit.kernel_lines import UNIT, through_products, turned_axes, uses, without_unused
+from linalg_dsl.codegen.emit.kernel_lines import (
+    ALWAYS,
+    UNIT,
+    looking_always,
+    taken_apart,
+    through_products,
+    turned_axes,
+    uses,
+    without_unused,
+)
 from linalg_dsl.codegen.emit.kernel_text import KernelText, Memory, PrepText, StateText, WalkText
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.prep_blocks import (
@@ -32,6 +41,7 @@ from linalg_dsl.codegen.schedule.kernel_plan import (
     is_transform,
     tile_kinds,
 )
+from linalg_dsl.codegen.schedule.traces import leaves_trace
 from linalg_dsl.codegen.schedule.two_level import Start
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import Axes
@@ -50,8 +60,9 @@ _RESERVED = (
     "step", "power", "pairs_decay", "span_sum", "row_sums", "token_sums", "tokens_within",
     "anchored_intervals", "meeting_blocks", "blocks_meet", "m_meet", "m_second", "m_between",
     "m_outside", "widened", "selected_sums", "running_sums", "bounded", "solve_dot", "o_apart",
-    "is_seen", "has_nan", "has_late_nan", "has_spread", "one_sided_product", "product_among", "bad_columns",
-    "finite_entries", "spoilt_by", "finite_gate", *TILE_NAMES,
+    "is_seen", "has_nan", "has_lost", "has_late_nan", "has_spread", "one_sided_product", "product_among",
+    "finite_numbers", "finite_product", "lost_tokens",
+    "bad_columns", "finite_entries", "spoilt_by", "finite_gate", *TILE_NAMES,
 )  # fmt: skip
 
 
@@ -96,6 +107,8 @@ class KernelPrinter:
             needs_zero=self._needs_zero(),
             turned=turned_axes(self.nodes, kernel),
             nan_exact=nan_exact,
+            apart=taken_apart(self.nodes, kernel),
+            traced=leaves_trace(self.nodes, kernel) if kernel.boundary is None else frozenset(),
             wide=frozenset(
                 b.node for b in plan.buffers if b.element == "float32" and is_transform(self.nodes, b.node)
             ),
@@ -165,6 +178,9 @@ class KernelPrinter:
             lines += term.behind()
         lines = self._widened(lines)
         lines = without_unused([*self._row_lines(), *lines], frozenset(state.name for state in states))
+        careful = looking_always(lines, self.out.cleaned) if any(ALWAYS in line for line in lines) else []
+        if careful:
+            self.out.library |= {"has_lost"}
         if self.tiles:
             lines = self.tiles.around(lines)
             self.before += self.tiles.before()
@@ -191,6 +207,7 @@ class KernelPrinter:
                 chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",
                 step=self.step,
                 body=tuple(lines),
+                careful=tuple(careful),
             ),
         )
 
@@ -209,7 +226,8 @@ class KernelPrinter:
         if self.out.nan_exact:
             loads = {self.out.text[n]: load for n, load in self.out.again.items()}
             again = {name: (self.names.unique(f"{name}_wide"), loads[name]) for name in (*rows, *columns)}
-        lines = through_products(lines, rows, columns, again)
+        traced = {self.out.text[n] for n in self.kernel.loads if n in self.out.traced}
+        lines = through_products(lines, rows, columns, again, traced)
         if any(UNIT in line for line in lines):
             self.out.library |= {"widened", "has_spread"} if again else {"widened"}
             self.before.append(f"{UNIT} = tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0).to(DOT)")

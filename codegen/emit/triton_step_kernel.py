@@ -15,24 +15,13 @@ from linalg_dsl.codegen.emit.triton_step_statements import StepStatements, tile_
 from linalg_dsl.codegen.schedule.step_split import StepSchedule, needs_states
 from linalg_dsl.language.spec import RecurrenceSpec
 from linalg_dsl.planner.adjoint import gradient_name
+from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
 _CONSTANTS = (
-    "C",
-    "U",
-    "W",
-    "BLOCK",
-    "BLOCKS",
-    "STAGES",
-    "ORDERED",
-    "SAVE",
-    "PRECISION",
-    "K",
-    "V",
-    "KP",
-    "VP",
-)
-_OTHER_FIELDS = ("name", "doc", "pointers", "scalars", "constants", "before", "reverse")
+    "EVEN", "C", "U", "W", "BLOCK", "BLOCKS", "STAGES", "ORDERED", "SAVE", "PRECISION", "K", "V", "KP", "VP",
+)  # fmt: skip
+_OTHER_FIELDS = ("name", "doc", "pointers", "scalars", "constants", "before", "reverse", "rounds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +52,34 @@ class _Step:
     constants: tuple[str, ...]
     before: tuple[str, ...]
     reverse: bool
-    group: tuple[str, ...]
+    rounds: str
     loads: tuple[str, ...]
     keep: tuple[str, ...]
     reload: tuple[str, ...]
-    replay_group: tuple[str, ...]
     replay_loads: tuple[str, ...]
     replay: tuple[str, ...]
+    starts: tuple[str, ...]
+    set_out: tuple[str, ...]
+    ahead: tuple[str, ...]
+    take_start: tuple[str, ...]
     take_up: tuple[str, ...]
     held: tuple[str, ...]
     hold: tuple[str, ...]
     again: tuple[str, ...]
+    last: tuple[str, ...]
+    out: tuple[str, ...]
     body: tuple[str, ...]
+    stores: tuple[str, ...]
     after: tuple[str, ...]
 
 
 class _Kernel:
     """What both kernels have in common; ``parts`` are the lines of the template's places."""
 
-    def __init__(self, spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNames) -> None:
+    def __init__(
+        self, spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNames, *, reverse: bool
+    ) -> None:
+        self.reverse = reverse
         self.spec = spec
         self.schedule = schedule
         self.launcher = launcher
@@ -123,16 +121,28 @@ class _Kernel:
         if rows is not None:
             entry, entries = f"({entry}) * {rows[0]} + {rows[1]}", f"{entries} * {rows[0]}"
         more = () if partial else memory.once(tile)
-        self["body"].append(
-            memory.store_row(argument, entry, entries, memory_axes(dims), tile, out.full(n, ()), *more)
-        )
+        self.store_tokens(argument, entry, entries, memory_axes(dims), tile, out.full(n, tile), *more)
 
-    def text(self, name: str, doc: str, *, reverse: bool) -> StepText:
+    def store_tokens(
+        self, argument: str, entry: str, entries: str, axes: Axes, tile: Axes, value: str, *more: str
+    ) -> None:
+        """The store of a value of every token; vectors of a group are one tile, stored together."""
         memory = self.memory
+        if len(tile) != 1:
+            self["body"].append(memory.store_row(argument, entry, entries, axes, tile, value, *more))
+            return
+        rows, pointer = memory.names.unique(f"out_{argument}"), memory.pointer(argument)
+        row = f"({value}.to({pointer}.dtype.element_ty),)"
+        self["out"].append(rows)
+        self["body"].append(f"{rows} = {f'{row} + {rows}' if self.reverse else f'{rows} + {row}'}")
+        self["stores"].append(memory.store_group(argument, entry, entries, axes, rows, *more))
+
+    def text(self, name: str, doc: str) -> StepText:
+        memory, reverse = self.memory, self.reverse
         rest = [line for lines in self.parts.values() for line in lines]
         before = without_unused(memory.before, rest)
         words = set(re.findall(r"\w+", "\n".join([*before, *rest])))
-        wanted = {"U", "BLOCKS", "STAGES", "ORDERED"} | (
+        wanted = {"U", "BLOCKS", "STAGES", "ORDERED", "EVEN"} | (
             {"C", "W"} if reverse else {"C", "SAVE"} if self["keep"] else set()
         )
         constants = (*(c for c in _CONSTANTS if c in words | wanted), *memory.ratios, *memory.flags)
@@ -144,6 +154,7 @@ class _Kernel:
             constants=constants,
             before=tuple(before),
             reverse=reverse,
+            rounds="W" if self["last"] else "W - 1",
             **{part: tuple(lines) for part, lines in self.parts.items()},
         )
         return StepText(
@@ -154,7 +165,7 @@ class _Kernel:
 
 def forward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNames) -> StepText:
     """The kernel over the tokens: outputs, states after, and the states before every C-th token."""
-    k = _Kernel(spec, schedule, launcher)
+    k = _Kernel(spec, schedule, launcher, reverse=False)
     memory, plan = k.memory, schedule.forward
     tiles = memory.tiles([plan], each=1)  # its sums are over the other axis: all of a column in one thread
     carries = {name: memory.names.unique(f"b_{name}") for name in k.states}
@@ -174,8 +185,7 @@ def forward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepN
             marks = memory.pointer(f"marks[{i}]", f"{name}_mark")
             k["keep"].append(memory.store(marks, "i_ch * H + i_h", axes, tile, carry, *once))
     roots = [*(i for _, i in plan.outputs), *(c[3] for c in plan.carries)]
-    names, k.parts["loads"] = memory.group(plan, roots)
-    k["group"].extend(names.values())
+    names, k.parts["loads"] = memory.group_tiles(plan, roots)
     given = {leaf: carries[name] for name, _, leaf, _ in plan.carries}
     out = k.statements(plan, tiles, roots, given, names)
     k["body"].extend(out.lines)
@@ -183,12 +193,12 @@ def forward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepN
     for name, node in plan.outputs:
         k.store_result(out, node, launcher.outputs[name], shape, partial=schedule.partial_output)
     k["body"].append(next_states(carries, plan, "forward", out, live=True))
-    return k.text("forward", "One token after the other: outputs, and the states after them.", reverse=False)
+    return k.text("forward", "One token after the other: outputs, and the states after them.")
 
 
 def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNames) -> StepText:
     """The kernel in reverse: chunk by chunk the states before every token once more, then the gradients."""
-    k = _Kernel(spec, schedule, launcher)
+    k = _Kernel(spec, schedule, launcher, reverse=True)
     memory, plan = k.memory, schedule.backward
     replays = needs_states(plan)
     # sums over either axis: threads in both directions
@@ -214,12 +224,11 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
     products = k.schedule.products
     roots = [i for name, i in plan.outputs if name not in products] + [*k.schedule.factors]
     roots += [after for _, after in reverse.values()]
-    names, k.parts["loads"] = memory.group(plan, roots)
+    names, k.parts["loads"] = memory.group_tiles(plan, roots)
     given = {leaf: d_states[name] for name, (leaf, _) in reverse.items()}
     if replays:
         given |= _replay(k, tiles, plan.live(roots), names)
     memory.token = "(U - 1 - w * W - i)"
-    k["group"].extend(names.values())
     out = k.statements(plan, tiles, roots, given, names)
     k["body"].extend(out.lines)
     leaves = {gradient_name(n): n for n in schedule.forward.nodes if n.op in ("input", "param")}
@@ -228,59 +237,66 @@ def backward_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: Step
             _store_gradient(k, out, result, node, leaves[result])
     for node in k.schedule.factors:
         axes = out.nodes[node].axes
-        more = memory.once(axes)
-        k["body"].append(
-            memory.store_row(k.launcher.factors[node], "i_h", "H", axes, axes, out.full(node, axes), *more)
-        )
+        value, more = out.full(node, axes), memory.once(axes)
+        k.store_tokens(k.launcher.factors[node], "i_h", "H", axes, axes, value, *more)
     k["body"].append(next_states(d_states, plan, "reverse", out, live=True))
-    return k.text(
-        "backward", "From the last token to the first: the gradients of inputs and states.", reverse=True
-    )
+    return k.text("backward", "From the last token to the first: the gradients of inputs and states.")
 
 
 def _replay(
     k: _Kernel, tiles: Mapping[str, Tile], needed: frozenset[int], names: dict[str, str]
 ) -> dict[int, str]:
-    """The lines that go over a chunk once more for the states before each token; gives their names, by leaf.
+    """The lines that go over a chunk once more for the states at each token; gives their names, by node.
 
-    They are kept in memory before every W-th token, and within W tokens in registers. ``names``: the tuples
-    of the group in reverse, to which those are added that only the states need.
+    Before every W-th token they are kept in registers where a chunk is one group, else in memory, and within
+    W tokens in registers, each with the state that it becomes where a gradient reads that. ``names``: the
+    tuples of the group in reverse, to which those are added that only the states need.
     """
     memory, forward, backward = k.memory, k.schedule.forward, k.schedule.backward
     running = {name: memory.names.unique(f"b_{name}") for name in k.states}
-    leaves = {name: leaf for name, way, leaf, _ in backward.carries if way == "forward"}
+    carries = {name: (leaf, after) for name, way, leaf, after in backward.carries if way == "forward"}
+    leaves = {leaf for leaf, _ in carries.values()}
     found: dict[int, str] = {}
     for i, (name, state) in enumerate(k.states.items()):
         axes, tile = memory.state_axes(state)
-        now = running[name]
+        now, start = running[name], memory.names.unique(f"start_{name}")
         marks = memory.pointer(f"marks[{i}]", f"{name}_mark")
         k["reload"].append(f"{now} = {memory.load(marks, 'i_ch * H + i_h', axes, tile)}")
         kept = memory.kept(memory.pointer(f"kept[{i}]", f"{name}_kept"), tile)
         k["keep"].append(f"tl.store({kept}, {now})")
         k["take_up"].append(f"{now} = tl.load({kept})")
-        if leaves[name] not in needed:
+        k["starts"].append(start)
+        k["set_out"].append(f"{start} = {start} + ({now},)")
+        k["take_start"].append(f"{now} = {start}[U // W - 1 - w]")
+        leaf, after = carries[name]
+        reads_next = after in needed and after not in leaves and backward.nodes[after].op != "number"
+        if leaf not in needed and not reads_next:
             continue
         every = memory.names.unique(f"every_{name}")
-        before = found[leaves[name]] = memory.names.unique(f"b_{name}_before")
         k["held"].append(every)
         k["hold"].append(f"{every} = {every} + ({now},)")
-        k["body"].append(f"{before} = {every}[W - 1 - i]")
+        if leaf in needed:
+            found[leaf] = memory.names.unique(f"b_{name}_before")
+            k["body"].append(f"{found[leaf]} = {every}[W - 1 - i]")
+        if reads_next:
+            found[after] = memory.names.unique(f"b_{name}_after")
+            k["body"].append(f"{found[after]} = {every}[W - i]")
+            k["last"].append(f"{every} = {every} + ({now},)")
     roots = [after for _, _, _, after in forward.carries]
     given = {leaf: running[name] for name, _, leaf, _ in forward.carries}
-    own, k.parts["replay_loads"] = memory.group(forward, roots)
-    k["replay_group"].extend(own.values())
-    out = k.statements(forward, tiles, roots, given, own)
-    k["replay"].extend(out.lines)
-    k["replay"].append(next_states(running, forward, "forward", out))
+    own, k.parts["replay_loads"] = memory.group_tiles(forward, roots)
     for key, every in own.items():
         if key not in names:
             names[key] = memory.names.unique(every)
             line = next(x for x in k["replay_loads"] if x.startswith(f"{every} = "))
             k["loads"].append(re.sub(rf"\b{every}\b", names[key], line))
-    memory.token = "(U - (w + 1) * W + i)"
-    out = k.statements(forward, tiles, roots, given, names)
-    k["again"].extend(out.lines)
-    k["again"].append(next_states(running, forward, "forward", out))
+    for part, token, group in (
+        ("replay", "u", own), ("ahead", "u", names), ("again", "(U - (w + 1) * W + i)", names)
+    ):  # fmt: skip
+        memory.token = token
+        out = k.statements(forward, tiles, roots, given, group)
+        k[part].extend(out.lines)
+        k[part].append(next_states(running, forward, "forward", out))
     return found
 
 
@@ -298,11 +314,28 @@ def _store_gradient(k: _Kernel, out: StepStatements, result: str, n: int, leaf: 
     tile = tile_axes(leaf.axes, k.schedule.split)
     total = memory.names.unique(f"b_sum_{argument}")
     memory.before.append(f"{total} = {memory.filled(tile, '0.0')}")
+    factors: list[str] = []
+    while (inner := _without_factor(out, n, leaf.axes)) is not None:  # of all tokens: once, behind the loop
+        n, factor = inner
+        factors.append(factor)
     k["body"].append(f"{total} += tl.where(live, {out.full(n, tile)}, 0.0)")
+    k["after"].extend(f"{total} = {total} * {factor}" for factor in factors)
     place = PER_BLOCK if partial else "i_nh"
     if rows is not None:
         place = f"({place}) * {rows[0]} + {rows[1]}"
     k["after"].append(memory.store(memory.pointer(argument), place, memory_axes(dims), tile, total))
+
+
+def _without_factor(out: StepStatements, n: int, axes: Axes) -> tuple[int, str] | None:
+    """A product as what changes from token to token and what does not, where the former has all axes."""
+    node = out.nodes[n]
+    if node.op != "mul":
+        return None
+    for inner, factor in (node.args, node.args[::-1]):
+        whole = set(out.nodes[inner].axes) == set(axes) and inner not in out.fixed
+        if whole and (out.nodes[factor].op == "number" or factor in out.fixed):
+            return inner, out.value(factor, node.axes)
+    return None
 
 
 def next_states(

@@ -28,10 +28,11 @@ from linalg_dsl.planner.step_values import dimension, family
 RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "BLOCK", "BLOCKS", "PRECISION", "SAVE", "STAGES", "ORDERED", "seq_start",
     "seq_order", "chunk_start", "i_block", "i_h", "i_n", "i_nh", "i_c", "i_ch", "i_step", "i_first", "there",
-    "i", "i_back",
+    "i", "i_back", "o_u", "EVEN", "token_rows", "token_numbers", "token_tile",
     "start", "length", "begin", "count", "first_chunk", "chunks", "softplus", "tanh", "expm1", "sign", "step",
     "power", "U", "W", "u", "w", "i_kept", "i_group", "groups", "live",
-    *(f"{kind}_{axis}" for kind in "mo" for axis in ascii_lowercase),  # masks and indices of axes
+    # masks and indices of axes
+    *(f"{kind}_{axis}" for kind in ("m", "o", "span", "within") for axis in ascii_lowercase),
 )  # fmt: skip
 PER_BLOCK = "(i_n.to(tl.int64) * BLOCKS + i_block) * H + i_h"
 """The entry of a value per sequence, block and head: a partial sum."""
@@ -110,8 +111,8 @@ class StepMemory:
             low, length = axis_name(axis), self.length(axis)
             offsets = f"tl.arange(0, {length})"
             if axis == self.split:
-                offsets = f"i_block * BLOCK + {offsets}"
                 offsets = offsets if each is None else f"tl.multiple_of({offsets}, {each})"
+                offsets = f"i_block * BLOCK + {offsets}"
             self.before += [
                 f"o_{low} = {offsets}",
                 f"m_{low} = o_{low} < {self.size(axis)}",
@@ -166,11 +167,19 @@ class StepMemory:
 
     def load_leaf(self, node: Node) -> str:
         """The expression that loads an input or cotangent of this token, or a param."""
+        pointer, entry, entries, memory = self.place_of_leaf(node)
+        if node.op == "param":
+            return self.load(pointer, entry, memory, node.axes)
+        wanted = node.label or str(node.attr("name"))
+        if node.op == "cotangent":
+            wanted = self.launcher.cotangents[str(node.attr("name"))]
+        return self._load_row(self.row(wanted, pointer, entry, entries, memory, node.axes), node.axes)
+
+    def place_of_leaf(self, node: Node) -> tuple[str, str, str, Axes]:
+        """(pointer, entry of a token or head, entries of each, axes in memory) of a leaf."""
         if node.op == "cotangent":
             argument = self.launcher.cotangents[str(node.attr("name"))]
-            memory = memory_axes(self.spec.outputs[0].value.shape)
-            at = self.row(argument, self.pointer(argument), "i_h", "H", memory, node.axes)
-            return self._load_row(at, node.axes)
+            return self.pointer(argument), "i_h", "H", memory_axes(self.spec.outputs[0].value.shape)
         name = str(node.attr("name"))
         argument = self.launcher.inputs[name]
         ratio = f"R_{argument}"
@@ -180,12 +189,7 @@ class StepMemory:
         if row is not None:
             count, dims = self.launcher.counts[name], dims[1:]
             entry, entries = f"({entry}) * {count} + {row}", f"{entries} * {count}"
-        memory, pointer = memory_axes(dims), self.pointer(argument)
-        if node.op == "param":
-            return self.load(pointer, entry, memory, node.axes)
-        return self._load_row(
-            self.row(node.label or name, pointer, entry, entries, memory, node.axes), node.axes
-        )
+        return self.pointer(argument), entry, entries, memory_axes(dims)
 
     def _load_row(self, at: str, tile: Axes) -> str:
         return f"tl.load({at}{self.mask(tile, 'live')}, other=0.0)"
@@ -241,7 +245,7 @@ class StepMemory:
         """
         nodes = self.nodes(plan)
         out = StepStatements(nodes, tiles, self.names, padding=zero_axes(nodes, plan))
-        live = sorted(plan.live(roots))
+        live = sorted(_live(plan, roots, given))
         for n in live:
             node = nodes[n]
             if n in given:
@@ -258,6 +262,19 @@ class StepMemory:
             elif node.op == "const":
                 out.given(n, self._const(str(node.attr("name"))))
         keys = self._fixed(nodes)
+
+        def ahead(n: int, number: float) -> str | None:
+            """A value of all tokens times a number, formed before the loop; None for any other."""
+            if keys[n] is None or nodes[n].op == "number":
+                return None
+            key = f"{keys[n]} times {number!r}"
+            if key not in self.params:
+                name = self.params[key] = self.names.unique(f"{out.text[n]}_scaled")
+                self.before.append(f"{name} = {out.value(n)} * {number!r}")
+            return self.params[key]
+
+        out.ahead = ahead
+        out.fixed = frozenset(n for n, key in enumerate(keys) if key is not None)
         for n in live:
             if n in out.text or nodes[n].op == "number":
                 continue
@@ -290,6 +307,67 @@ class StepMemory:
                 lines.append(f"{every} = {every} + ({self.load_leaf(node)},)")
         return names, lines
 
+    def group_tiles(self, plan: ChunkPlan, roots: Iterable[int]) -> tuple[dict[str, str], list[str]]:
+        """As ``group``, with the vectors and numbers of all U tokens in one load each.
+
+        Triton's pipeline copies such tiles to shared memory some rounds of the loop ahead, which it does not
+        with vectors of less than 4 bytes a thread.
+        """
+        nodes = self.nodes(plan)
+        names: dict[str, str] = {}
+        lines = []
+        for n in sorted(plan.live(roots)):
+            node = nodes[n]
+            if node.op in ("input", "cotangent") and len(node.axes) < 2:
+                every = names[leaf_name(node)] = self.names.unique(f"every_{node.label or node.attr('name')}")
+                take = "token_rows" if node.axes else "token_numbers"
+                self.library.add(take)
+                lines.append(f"{every} = {take}({self._load_group(node)})")
+        return names, lines
+
+    def _load_group(self, node: Node) -> str:
+        """A tile [U, D] of an input or cotangent, or [U, 1] of a number: all tokens of the group."""
+        at, mask = self._group_tile(node.label or str(node.attr("name")), *self.place_of_leaf(node))
+        return f"tl.load({at}, mask={mask}, other=0.0)"
+
+    def store_group(
+        self, argument: str, entry: str, entries: str, memory: Axes, rows: str, *more: str
+    ) -> str:
+        """The store of the tuple of the vectors of a group as one tile [U, D]."""
+        self.library.add("token_tile")
+        at, mask = self._group_tile(argument, self.pointer(argument), entry, entries, memory)
+        return (
+            f"tl.store({at}, token_tile({rows}, 0, U), mask={' & '.join([mask, *(f'({m})' for m in more)])})"
+        )
+
+    def _group_tile(
+        self, wanted: str, pointer: str, entry: str, entries: str, memory: Axes
+    ) -> tuple[str, str]:
+        """(pointers, mask) of a tile [U, D] of the tokens of the group."""
+        sizes = [self.size(a) for a in memory]
+        each = " * ".join([entries, *sizes])
+        step = f"({each})" if " " in each and not re.fullmatch(r"\(.*\)", each) else each
+        key = ("group", pointer, entry, entries, *memory)
+        if key not in self.rows:
+            self.rows[key] = self.names.unique(f"in_{wanted}")
+            if "o_u = tl.arange(0, U)" not in self.before:
+                self.before.append("o_u = tl.arange(0, U)")
+            terms = [" * ".join([f"({entry})" if sizes and " " in entry else entry, *sizes])]
+            terms.append(f"o_u[:, None] * {step}")
+            terms.extend(f"{self._span(axis)}[None, :]" for axis in memory)
+            self.before.append(f"{self.rows[key]} = {pointer} + {' + '.join(terms)}")
+        masks = "".join(f" & within_{axis_name(a)}[None, :]" for a in memory)
+        return f"{self.rows[key]} + i_first * {step}", f"(o_u < there)[:, None]{masks}"
+
+    def _span(self, axis: str) -> str:
+        """The offsets along an axis without the hint of ``tiles``: as many bytes at once as may be."""
+        name = f"span_{axis_name(axis)}"
+        offsets = f"tl.arange(0, {self.length(axis)})"
+        line = f"{name} = {f'i_block * BLOCK + {offsets}' if axis == self.split else offsets}"
+        if line not in self.before:
+            self.before += [line, f"within_{axis_name(axis)} = {name} < {self.size(axis)}"]
+        return name
+
     def _fixed(self, nodes: Sequence[Node]) -> list[str | None]:
         """A key of every value that is the same at all tokens: made of params, consts and numbers."""
         keys: list[str | None] = []
@@ -314,6 +392,17 @@ class StepMemory:
         if argument not in self.scalars:
             self.scalars[argument] = self.names.unique(argument)
         return self.scalars[argument]
+
+
+def _live(plan: ChunkPlan, roots: Iterable[int], given: Mapping[int, str]) -> set[int]:
+    """What the roots need, but nothing that only values at hand need."""
+    todo, found = list(roots), set[int]()
+    while todo:
+        n = todo.pop()
+        if n not in found:
+            found.add(n)
+            todo += () if n in given else plan.nodes[n].args
+    return found
 
 
 def leaf_name(node: Node) -> str:

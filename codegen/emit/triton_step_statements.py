@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from linalg_dsl.codegen.emit.signature import tuple_text
 from linalg_dsl.codegen.emit.triton_statements import NAN, SINGULAR, ZERO_AT_ZERO, Statements
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import KEYS, VALUES, Axes
 from linalg_dsl.planner.plan import ChunkPlan, Node
+
+LOG2_E = 1.4426950408889634
 
 
 def tile_axes(axes: Axes, split: str | None) -> Axes:
@@ -87,6 +89,16 @@ class StepStatements(Statements):
     """
 
     padding: Sequence[frozenset[str]] = ()
+    fixed: frozenset[int] = frozenset()
+    """What is the same at all tokens."""
+    ahead: Callable[[int, float], str | None] = field(default=lambda n, number: None)
+    """The name of a value of all tokens times a number, formed before the loop."""
+
+    def scaled(self, n: int, number: float, axes: Axes | None = None) -> str | None:
+        name, own = self.ahead(n, number), self.nodes[n].axes
+        if name is None or axes is None or own == axes or not own:
+            return name
+        return f"{name}[{', '.join(':' if a in own else 'None' for a in axes)}]"
 
     def mask(self, axes: Axes) -> str:
         return " & ".join(f"{self.blocks[a].mask}{index(axes, a)}" for a in axes)
@@ -129,11 +141,31 @@ class StepStatements(Statements):
 
     def _unary(self, node: Node) -> str:
         (arg,) = node.args
+        if node.attr("fn") == "exp" and node.axes:  # to base 2: no digits of results below 1e-38, and faster
+            return f"tl.exp2({self._by_number(arg, LOG2_E)})"
         if self.nodes[arg].op == "number" and arg not in self.text:
             name = self.names.unique(f"b_{self._label(arg)}")
             self.lines.append(f"{name} = {self._scalar(arg)}")
             self.text[arg] = name
         return super()._unary(node)
+
+    def _by_number(self, n: int, number: float) -> str:
+        """A value times a number, which goes to the factor where it costs least.
+
+        That is another number, then what is the same at all tokens, then what has fewer axes.
+        """
+        node = self.nodes[n]
+        if (scaled := self.scaled(n, number)) is not None:
+            return scaled
+        if node.op == "mul":
+            pairs = (node.args, node.args[::-1])
+            for a, other in pairs:
+                if self.nodes[a].op == "number":
+                    return self._by_number(other, number * float(str(self.nodes[a].attr("value"))))
+            for a, other in pairs:
+                if (scaled := self.scaled(a, number, node.axes)) is not None:
+                    return f"{self.value(other, node.axes)} * {scaled}"
+        return f"{self.value(n)} * {number!r}"
 
     def value(self, n: int, axes: Axes | None = None) -> str:
         node = self.nodes[n]

@@ -20,34 +20,38 @@ def choose_step(
     """(block of the split axis, warps, stages, tokens per group, tokens whose states stay in registers).
 
     ``cut``: entries of the split axis, 0 if nothing is split. Blocks are so narrow that one warp can hold
-    them: its sums need no barrier, and in the forward, with a thread for every entry of the split axis,
-    hardly an exchange. A thread holds up to 64 elements of the states, 32 in the backward, which has their
-    gradients too. A wait for memory costs more than a token's arithmetic, so the tokens of a group are
-    loaded together: 16 where the states are vectors, 8 in the backward.
+    them: its sums need no barrier, and in the forward, with a thread for one or two entries of the split
+    axis, hardly an exchange. On an H200 a second warp costs more than it brings, down to one warp for each of
+    the four schedulers of a multiprocessor; a thread then holds 32 elements of the states in the forward and
+    16 in the backward, which has their gradients too. A wait for memory costs more than a token's
+    arithmetic: the tokens of a group are loaded together, in tiles that are copied two or three rounds ahead.
     """
     if square:  # products of matrices: their operands take the memory that stages would
         return (16 if cut else 0), 8 if square > 8192 else 4, 1, 1, 1
     if not cut:
-        warps, most = 1, 16 if backward else 8
+        warps, most = 1, 16 if backward else 32
         while warps < 8 and own > 32 * warps * most:
             warps *= 2
         each = own // (32 * warps)
-        return 0, warps, 1, (1 if each > 16 else 2) if backward else (1 if each > 32 else 2), 1
+        stages = 1 if each > 32 else 3  # params that are matrices leave no registers for more
+        if backward:
+            return 0, warps, stages, 1 if each > 16 else 2, 1
+        return 0, warps, stages, 1 if each > 32 else 4, 1
     cut = 1 << max(0, cut - 1).bit_length()
-    vectors, most = own <= 4, 32 if backward else 64
-    block = min(cut, 64 if vectors else 32)
+    vectors, most = own <= 4, 16 if backward else 32
+    block = min(cut, 64)
     least = 32 if vectors else 8
-    while block > least and (own * block > 32 * most or lanes * (cut // block) < 4 * units):
+    while block > least and (own * block > 32 * most or lanes * (cut // block) < 2 * units):
         block //= 2
     warps = 1
-    while warps < 8 and own * block > 32 * warps * most:
+    while warps < 8 and own * block > 32 * warps * (32 if backward else 64):
         warps *= 2
     if vectors:
-        return (block, warps, 1, 8, 8) if backward else (block, warps, 1, 16, 16)
+        return block, warps, 3 if backward else 4, 8, 8
     each = max(1, own * block // (32 * warps))  # elements of the states that a thread holds
     if backward:
-        return block, warps, 1, 2 if each <= 32 else 1, 2 if each <= 16 else 1
-    return block, warps, 1, 4 if each <= 32 else 2, 1
+        return block, warps, 3, 4 if each <= 16 else 2, 4 if each <= 8 else 2 if each <= 16 else 1
+    return block, warps, 3, 4 if each <= 32 else 2, 1
 
 
 def choose_decode(

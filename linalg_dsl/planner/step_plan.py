@@ -14,7 +14,7 @@ OPS_OF_A_STEP = LEAVES | ELEMENTWISE | {"unary", "sum", "amax", "expand", "contr
 
 def step_backward(forward: ChunkPlan) -> ChunkPlan:
     """The gradients of one token: as of a chunk, with a sum of products in one op."""
-    return contracted(backward(forward))
+    return contracted(shared_products(backward(forward)))
 
 
 def contracted(plan: ChunkPlan) -> ChunkPlan:
@@ -39,6 +39,40 @@ def contracted(plan: ChunkPlan) -> ChunkPlan:
                 made.append(b.label(b.contract(x, y, axis), node.label))
                 continue
         made.append(b.add_node(node.op, args, node.axes, node.label, **dict(node.attrs)))
+    return b.finish(
+        plan.name,
+        [(name, way, made[leaf], made[after]) for name, way, leaf, after in plan.carries],
+        [(name, made[i]) for name, i in plan.outputs],
+    )
+
+
+def shared_products(plan: ChunkPlan) -> ChunkPlan:
+    """The same plan with (a b) c as (a c) b where a c is a value already and nothing else takes a b.
+
+    So the derivative of a decay takes the cotangent of the decayed state times the state before.
+    """
+    uses = [0] * len(plan.nodes)
+    products: dict[frozenset[int], tuple[int, ...]] = {}
+    for node in plan.nodes:
+        for a in node.args:
+            uses[a] += 1
+        if node.op == "mul":
+            products[frozenset(node.args)] = node.args
+    for root in plan.roots:
+        uses[root] += 1
+    b = PlanBuilder()
+    made: list[int] = []
+    for node in plan.nodes:
+        made.append(-1)
+        for inner, c in (node.args, node.args[::-1]) if node.op == "mul" else ():
+            parts = plan.nodes[inner].args if plan.nodes[inner].op == "mul" and uses[inner] == 1 else ()
+            for x, y in (parts, parts[::-1]) if parts else ():
+                pair = products.get(frozenset((x, c)))
+                if pair is not None and made[-1] < 0:
+                    made[-1] = b.label(b.mul(b.mul(*(made[i] for i in pair)), made[y]), node.label)
+        if made[-1] < 0:
+            args = [made[a] for a in node.args]
+            made[-1] = b.add_node(node.op, args, node.axes, node.label, **dict(node.attrs))
     return b.finish(
         plan.name,
         [(name, way, made[leaf], made[after]) for name, way, leaf, after in plan.carries],

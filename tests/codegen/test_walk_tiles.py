@@ -265,11 +265,14 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("gated_delta_rule", {"bwd_forward_k": (128, 8, 3), "bwd_reverse_k": (64, 4, 2)}),
+        (
+            "gated_delta_rule",
+            {"fwd_walk": (64, 4, 3), "bwd_forward_k": (128, 8, 3), "bwd_reverse_k": (64, 4, 2)},
+        ),
         ("comba", {"bwd_forward_k": (128, 8, 3), "bwd_reverse_k": (64, 4, 2)}),
         ("simple_gla", {"bwd_forward_k": (64, 4, 3)}),  # (128, 8, 3) takes more memory than there is
         ("linear_attention", {"bwd_forward_k": (128, 8, 3), "bwd_reverse_v": (128, 8, 3)}),
-        ("delta_rule", {}),
+        ("delta_rule", {"fwd_walk": (64, 4, 3)}),
         ("kda", {}),
     ],
 )
@@ -374,7 +377,8 @@ def test_explain_says_why_a_walk_takes_descriptors_unasked() -> None:
     assert "4 warps, 2 stages" in lines("bwd_reverse_k")[0]
     assert "leaves registers for addresses" in lines("bwd_forward_k", K=64, V=64)[1]
     assert "whole 16 bytes" in lines("bwd_forward_k", K=100)[1]
-    assert len(lines("fwd_walk")) == 1
+    assert "registers are short" in lines("fwd_walk")[2]
+    assert len(lines("bwd_reverse_v")) == 1
     assert "only where asked for" in lines("bwd_forward_k", target="sm_100")[1]
     linear = ld.compile(ld.ops.linear_attention.spec).plan.explain(**shape).schedule
     assert any("copies and products alone" in line for line in linear)
