@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from linalg_dsl.testing.subject import CHUNK_SIZE, Call, Subject
+from linalg_dsl.testing.subject import CARRIED, CHUNK_SIZE, Call, Subject, in_short_chunks
 
 WIDE_SIZES = ((40, 20), (32, 33), (33, 16), (48, 7))
 """K and V of types shorter than float32, by the seed of a run: whole tiles and ragged ones, one block of an
@@ -57,7 +57,8 @@ def _some(variants: Mapping[str, Call], seed: int) -> dict[str, Call]:
     """One chunk size and one other way."""
     chunks = [n for n in variants if n.startswith(CHUNK_SIZE)]
     others = [n for n in variants if n not in chunks]
-    return {n: variants[n] for some in (chunks, others) for n in some[seed % max(len(some), 1) :][:1]}
+    some = {n: variants[n] for known in (chunks, others) for n in known[seed % max(len(known), 1) :][:1]}
+    return {n: in_short_chunks(x) if n == CARRIED else x for n, x in some.items()}
 
 
 def sizes_of(subject: Subject, seed: int, dtype: torch.dtype | None) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from linalg_dsl.testing.cases import (
 )
 from linalg_dsl.testing.compare import demand_bits, demand_close
 from linalg_dsl.testing.draws import cases, extremes, one_case, tame
-from linalg_dsl.testing.effort import EFFORT, affordable, effort, is_interpreted
+from linalg_dsl.testing.effort import EFFORT, affordable, effort, is_interpreted, tokens_of_a_chunk
 from linalg_dsl.testing.failures import NotApplicable
 from linalg_dsl.testing.few_kernels import type_of_ways
 from linalg_dsl.testing.oracle import exact, head_axis
@@ -73,7 +73,8 @@ def _of_many_chunks(subject: Subject, case: Case) -> Case:
     """
     K, V = (2, case.shape.V) if subject.sizes is None else (case.shape.K, case.shape.V)
     H = 1 if subject.heads is None and not subject.few_kernels else case.shape.H
-    shape = Shape(1, 9 * KERNEL_CHUNKS[0] + 1, H, K, V)
+    tokens = KERNEL_CHUNKS[0] if subject.few_kernels else tokens_of_a_chunk(subject, K, V)
+    shape = Shape(1, 9 * tokens + 1, H, K, V)
     ends = extremes(subject, case.seed)
     if ends.gates in ("all strong", "very strong"):
         ends = replace(ends, gates="strong")

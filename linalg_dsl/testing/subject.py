@@ -179,8 +179,15 @@ def _compiled(op: CompiledOp, options: tuple[tuple[str, Any], ...], carried: boo
     return CompiledOp(made.spec, made.options, passes, made.stages)
 
 
+def in_short_chunks(variant: Call) -> Call:
+    """The same way in the shortest chunks, so that many of them take few tokens; what is no op's as it is."""
+    if not isinstance(variant, _Variant):
+        return variant
+    return replace(variant, options=(*variant.options, ("chunk_size", KERNEL_CHUNKS[0])))
+
+
 CARRIED = "boundary terms carried"
-"""The variant whose boundary terms are formed at every 8th chunk, of few tokens, and carried between."""
+"""The variant whose boundary terms are formed at every 8th chunk and carried between."""
 _KEEPS = "keep_every_state"
 
 
@@ -203,7 +210,7 @@ def _other_paths(op: CompiledOp) -> dict[str, Call]:
         return {}
     found: dict[str, Call] = {}
     if any(f"def {_KEEPS}(" in s.module_text("triton") for s in op.stage_ops):
-        found[CARRIED] = _Variant(op, (("chunk_size", KERNEL_CHUNKS[0]),), True)
+        found[CARRIED] = _Variant(op, (), True)
     if op.options.schedule == "walk" and all(_has_two_levels(s.artefacts()) for s in op.stage_ops):
         found["two levels"] = _Variant(op, (("schedule", "two_level"), ("super_chunk", 1)))
     return found
