@@ -29,7 +29,7 @@ from linalg_dsl.codegen.emit.trace import Values, values_of
 from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, ProductsText, boundary_suffix
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
 from linalg_dsl.codegen.emit.triton_transform import TransformText
-from linalg_dsl.codegen.emit.walk_tiles import CONSTANT, WalkTiles
+from linalg_dsl.codegen.emit.walk_tiles import CONSTANT, PARTS, WalkTiles
 from linalg_dsl.codegen.emit.walk_tiles import RESERVED as TILE_NAMES
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.descriptors import is_tile
@@ -49,9 +49,9 @@ from linalg_dsl.planner.plan import Node
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT",
-    "PRECISION", "SOLVE", "SUMS", "STEEP", "LOOK", "SAVE", "EXACT", "STAGES", "STEP", "HAS_FIRST",
-    "WANT_LAST", "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n",
-    "i_c", "i_ch", "i_step", "i_first",
+    "PRECISION", "SOLVE", "SUMS", "STEEP", "LOOK", "SAVE", "EXACT", "STAGES", "ORDERED", "STEP",
+    "HAS_FIRST",    "WANT_LAST", "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq", "seq_order",
+    "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_first",
     "o_r", "i_pairs", "o_pairs", "b_system", "b_transform", "b_half_step", "b_meeting",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
@@ -113,7 +113,7 @@ class KernelPrinter:
                 b.node for b in plan.buffers if b.element == "float32" and is_transform(self.nodes, b.node)
             ),
         )
-        self.tiles = WalkTiles(names) if described else None
+        self.tiles = WalkTiles(names, kernel.direction) if described and kernel.direction else None
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
         self.ratios: dict[str, None] = {}
@@ -202,6 +202,8 @@ class KernelPrinter:
                 state_mask=self.out.mask(("K", "V")),
                 before_loop=tuple(self.before),
                 tiles=self.tiles.parameters if self.tiles else (),
+                whole=self.tiles.whole if self.tiles else "",
+                turn=self.tiles.turn if self.tiles else "",
                 chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",
                 step=self.step,
                 body=tuple(lines),
@@ -566,12 +568,21 @@ class KernelPrinter:
         blocks = ("KP", "VP") if self.phases is None else ("KB", "VB")
         shape = ["K", "V", "C", *(b for b in blocks if self.phases is None or uses(used, b))]
         if self.kernel.family == "walk":
-            shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
+            shape = [
+                "K",
+                "V",
+                "VP" if self.kernel.split == "K" else "KP",
+                "C",
+                "BLOCK",
+                "BLOCKS",
+                "STAGES",
+                "ORDERED",
+            ]
         choices = ("DOT", "PRECISION", "SOLVE", "SUMS", "STEEP", "LOOK", "SAVE")
         optional = [c for c in choices if uses(used, c)]
         optional += ["STEP"] if self.step == "STEP" else []
         optional += ["EXACT"] if isinstance(self.kernel.boundary, Boundary) else []
-        optional += [CONSTANT] if self.tiles and self.tiles.described else []
+        optional += [CONSTANT, PARTS] if self.tiles and self.tiles.described else []
         return (*shape, *optional, *self.ratios, *self.shared)
 
     def _needs_zero(self) -> frozenset[int]:

@@ -54,7 +54,8 @@ def capabilities(
 ) -> tuple[int, ...]:
     """Where a walk takes descriptors: ``asked`` is 1 for all that can, 0 for none, None for the default.
 
-    That is none where calls are ``invariant``: packed ones, which have none, are computed as dense ones then.
+    That is none where calls are ``invariant``: packed ones load what comes behind the whole chunks of a
+    sequence by pointers, and dense ones do not.
     """
     if kernel.family != "walk" or asked == 0:
         return ()
@@ -70,7 +71,7 @@ def is_tile(nodes: Sequence[Node], n: int) -> bool:
 
 
 def are_possible(where: Sequence[int], shape: CallShape, target: Target) -> bool:
-    """Whether the launcher of a dense call may take descriptors on a target, where a walk has ``where``."""
+    """Whether the launcher of a call may take descriptors on a target, where a walk has ``where``."""
     rows = all(n * shape.operand_bytes % 16 == 0 for n in (shape.K, shape.V))
     return _major(target) in where and rows and not shape.tokens
 
@@ -95,7 +96,7 @@ def how_tiles_are_loaded(
         return ("tiles by pointers: copies by descriptors (TMA) need full chunks and rows of whole 16 bytes",)
     if stages < 2:
         return ("tiles by pointers: a loop of one stage has no copies by descriptors (TMA)",)
-    how = "tiles by descriptors made on the host (TMA); by pointers if packed or not aligned to 16 bytes"
+    how = "tiles by descriptors made on the host (TMA); by pointers if not aligned to 16 bytes"
     if asked:
         return (how,)
     kinds = tile_kinds(plan.plan.nodes, kernel)
