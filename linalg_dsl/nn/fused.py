@@ -74,7 +74,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        from linalg_dsl.nn import kernels
+        from linalg_dsl.nn.kernels import convolve_backward as kernel
 
         x, weight = ctx.saved_tensors
         channels, silu, norm = ctx.given
@@ -84,7 +84,7 @@ class _Convolve(torch.autograd.Function):
         blocks = -(-tokens // rows)
         d_weight = x.new_empty(batch * blocks, *weight.shape, dtype=torch.float32)
         if x.numel():
-            kernels.convolve_backward[(blocks * (width // channels) * batch,)](
+            kernel[(blocks * (width // channels) * batch,)](
                 x, weight, dy.contiguous(), d_conv, d_weight, tokens, width, blocks, width // channels,
                 norm or 0.0, CHANNELS=channels, SIZE=weight.shape[1], SILU=silu, NORM=norm is not None,
                 ROWS=rows, BLOCK=block, num_warps=8,
@@ -96,14 +96,14 @@ class _Convolve(torch.autograd.Function):
 def _forward(
     x: Tensor, weight: Tensor, channels: int, silu: bool, norm: float | None, direction: int
 ) -> Tensor:
-    from linalg_dsl.nn import kernels
+    from linalg_dsl.nn.kernels import convolve as kernel
 
     batch, tokens, width = x.shape
     block, rows = _tile(channels)
     y = torch.empty_like(x)
     blocks = -(-tokens // rows)
     if x.numel():
-        kernels.convolve[(blocks * (width // channels) * batch,)](
+        kernel[(blocks * (width // channels) * batch,)](
             x, weight, y, tokens, width, blocks, width // channels, norm or 0.0, CHANNELS=channels,
             SIZE=weight.shape[1], SILU=silu, NORM=norm is not None, DIRECTION=direction, ROWS=rows,
             BLOCK=block, num_warps=8,
@@ -119,7 +119,7 @@ def norm_and_gate(o: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor
 class _NormAndGate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, o: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        from linalg_dsl.nn import kernels
+        from linalg_dsl.nn.kernels import norm_and_gate as kernel
 
         o, gate = o.contiguous(), gate.contiguous()
         ctx.save_for_backward(o, gate, weight)
@@ -129,7 +129,7 @@ class _NormAndGate(torch.autograd.Function):
         block, rows = _tile(channels)
         count = o.numel() // channels
         if count:
-            kernels.norm_and_gate[(-(-count // rows),)](
+            kernel[(-(-count // rows),)](
                 o, gate, weight, y, count, eps, CHANNELS=channels, ROWS=rows, BLOCK=block, num_warps=8
             )
         return y
@@ -137,7 +137,7 @@ class _NormAndGate(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        from linalg_dsl.nn import kernels
+        from linalg_dsl.nn.kernels import norm_and_gate_backward as kernel
 
         o, gate, weight = ctx.saved_tensors
         channels = o.shape[-1]
@@ -147,7 +147,7 @@ class _NormAndGate(torch.autograd.Function):
         d_o, d_gate = torch.empty_like(o), torch.empty_like(gate)
         d_weight = o.new_empty(programs, channels, dtype=torch.float32)
         if count:
-            kernels.norm_and_gate_backward[(programs,)](
+            kernel[(programs,)](
                 o, gate, weight, dy.contiguous(), d_o, d_gate, d_weight, count, ctx.eps, CHANNELS=channels,
                 ROWS=rows, BLOCK=block, num_warps=8,
             )  # fmt: skip

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linalg_dsl.nn import fused
 from linalg_dsl.nn.conv import ShortConvolution
+from linalg_dsl.nn.fused import convolve
 from linalg_dsl.nn.links import FREE, Below, Between, Link, Root, inverse_softplus
 from linalg_dsl.nn.packing import Packing, last_tokens
 from linalg_dsl.nn.roles import Role
@@ -106,7 +106,7 @@ class TokenInput(nn.Module):
             start = self.convolution.start(x.shape[0], y)
             norm = L2_EPS if self.role.norm else None
             after = last_tokens(y, start, None)
-            y = fused.convolve(y, self.convolution.weight, self.dims[-1], self.role.silu, norm)
+            y = convolve(y, self.convolution.weight, self.dims[-1], self.role.silu, norm)
             return y.view(*x.shape[:2], self.heads, *self.dims), after
         if self.convolution is not None:
             y, tail = self.convolution(y, tail, packing)

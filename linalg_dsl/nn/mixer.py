@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from linalg_dsl.codegen.emit.signature import output_dims
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
-from linalg_dsl.nn import fused
+from linalg_dsl.nn.fused import applies, norm_and_gate, project
 from linalg_dsl.nn.initial import Maker, initial_param, settle
 from linalg_dsl.nn.inputs import HeadInput, TokenInput
 from linalg_dsl.nn.packing import Packing
@@ -180,11 +180,11 @@ class Mixer(nn.Module):
 
     def _project(self, x: Tensor) -> dict[str, Tensor]:
         """What projections from x give, by input, and of the gate under ""; nothing unless fused."""
-        if not self.fused or not fused.applies(x):
+        if not self.fused or not applies(x):
             return {}
         found = {n: m.project for n, m in self.inputs.items() if isinstance(m, TokenInput) and m.down is None}
         linears = {**found, **({} if self.gate is None else {"": self.gate})}
-        return dict(zip(linears, fused.project(x, [m.weight for m in linears.values()]), strict=True))
+        return dict(zip(linears, project(x, [m.weight for m in linears.values()]), strict=True))
 
     def make_inputs(
         self,
@@ -195,7 +195,7 @@ class Mixer(nn.Module):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Every declared input and param by name, and the convolutions' new tails."""
         before, after = tails or {}, {}
-        given, fuse = projected or {}, self.fused and fused.applies(x)
+        given, fuse = projected or {}, self.fused and applies(x)
         values: dict[str, Tensor] = {}
         for decl in self.spec.inputs:
             match dict(self.inputs.items()).get(_key((decl.name,))):
@@ -221,7 +221,7 @@ class Mixer(nn.Module):
         o = o.reshape(*x.shape[:2], self.num_heads, self.width)
         if gate is not None and self.norm is not None and self.width > 1:
             eps = cast(float, self.norm.eps)
-            return cast(Tensor, self.out(fused.norm_and_gate(o, gate, self.norm.weight, eps)))
+            return cast(Tensor, self.out(norm_and_gate(o, gate, self.norm.weight, eps)))
         if self.norm is not None:
             o = self.norm(o.to(x.dtype)) if self.width > 1 else self.norm(o.flatten(2).to(x.dtype))
         o = o.flatten(2).to(x.dtype) if o.dim() == 4 else o

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import linalg_dsl as ld
-from linalg_dsl.nn import fused
 from linalg_dsl.nn.conv import ShortConvolution
+from linalg_dsl.nn.fused import convolve, norm_and_gate
 
 pytest.importorskip("triton")
 
@@ -35,7 +35,7 @@ def test_a_convolution_with_what_follows(
         return (heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + norm)).flatten(2)
 
     want = plain(x, conv.weight)
-    got = fused.convolve(x, conv.weight, channels, silu, norm)
+    got = convolve(x, conv.weight, channels, silu, norm)
     torch.testing.assert_close(got, want)
     probe = torch.randn_like(want)
     leaves = [x, conv.weight]
@@ -56,7 +56,7 @@ def test_the_norm_and_the_gate(shape: tuple[int, ...], kind: torch.dtype) -> Non
     o = torch.randn(shape, dtype=kind, requires_grad=True)
     gate = torch.randn(*shape[:2], shape[2] * shape[3], dtype=kind, requires_grad=True)
     want = norm(o.float()).flatten(2) * F.silu(gate.float())
-    got = fused.norm_and_gate(o, gate, norm.weight, 1e-5)
+    got = norm_and_gate(o, gate, norm.weight, 1e-5)
     assert got.dtype == kind
     leaves = [o, gate, norm.weight]
     probe = torch.randn_like(want).to(kind)
