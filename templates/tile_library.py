@@ -61,7 +61,7 @@ def power(x, exponent: tl.constexpr):
 
 @triton.jit
 def token_rows(x):
-    """The U rows of x [U, D] as vectors, U a power of two: where a thread holds whole columns nothing moves."""
+    """The U rows of x [U, D] as vectors, U a power of two: nothing moves where a thread holds columns."""
     if x.shape[0] == 1:
         return (tl.reshape(x, (x.shape[1],)),)
     else:
@@ -75,7 +75,7 @@ def token_numbers(x):
     rows = token_rows(x)
     numbers = ()
     for u in tl.static_range(x.shape[0]):
-        numbers = numbers + (tl.sum(rows[u], 0),)
+        numbers = numbers + (tl.sum(rows[u], 0),)  # noqa: RUF005
     return numbers
 
 

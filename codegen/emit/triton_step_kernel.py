@@ -330,9 +330,9 @@ def _without_factor(out: StepStatements, n: int, axes: Axes) -> tuple[int, str] 
     if node.op != "mul":
         return None
     for inner, factor in (node.args, node.args[::-1]):
-        if set(out.nodes[inner].axes) == set(axes) and inner not in out.fixed:
-            if out.nodes[factor].op == "number" or factor in out.fixed:
-                return inner, out.value(factor, node.axes)
+        whole = set(out.nodes[inner].axes) == set(axes) and inner not in out.fixed
+        if whole and (out.nodes[factor].op == "number" or factor in out.fixed):
+            return inner, out.value(factor, node.axes)
     return None
 
 

@@ -31,7 +31,8 @@ RESERVED = (
     "i_back", "o_u", "EVEN", "token_rows", "token_numbers", "token_tile",
     "start", "length", "begin", "count", "first_chunk", "chunks", "softplus", "tanh", "expm1", "sign", "step",
     "power", "U", "W", "u", "w", "i_kept", "i_group", "groups", "live",
-    *(f"{kind}_{axis}" for kind in ("m", "o", "span", "within") for axis in ascii_lowercase),  # masks and indices of axes
+    # masks and indices of axes
+    *(f"{kind}_{axis}" for kind in ("m", "o", "span", "within") for axis in ascii_lowercase),
 )  # fmt: skip
 PER_BLOCK = "(i_n.to(tl.int64) * BLOCKS + i_block) * H + i_h"
 """The entry of a value per sequence, block and head: a partial sum."""
@@ -175,7 +176,7 @@ class StepMemory:
         return self._load_row(self.row(wanted, pointer, entry, entries, memory, node.axes), node.axes)
 
     def place_of_leaf(self, node: Node) -> tuple[str, str, str, Axes]:
-        """(pointer, entry of a token or head, entries of each, axes in memory) of what ``load_leaf`` loads."""
+        """(pointer, entry of a token or head, entries of each, axes in memory) of a leaf."""
         if node.op == "cotangent":
             argument = self.launcher.cotangents[str(node.attr("name"))]
             return self.pointer(argument), "i_h", "H", memory_axes(self.spec.outputs[0].value.shape)
@@ -318,9 +319,7 @@ class StepMemory:
         for n in sorted(plan.live(roots)):
             node = nodes[n]
             if node.op in ("input", "cotangent") and len(node.axes) < 2:
-                every = names[leaf_name(node)] = self.names.unique(
-                    f"every_{node.label or node.attr('name')}"
-                )
+                every = names[leaf_name(node)] = self.names.unique(f"every_{node.label or node.attr('name')}")
                 take = "token_rows" if node.axes else "token_numbers"
                 self.library.add(take)
                 lines.append(f"{every} = {take}({self._load_group(node)})")
@@ -337,7 +336,9 @@ class StepMemory:
         """The store of the tuple of the vectors of a group as one tile [U, D]."""
         self.library.add("token_tile")
         at, mask = self._group_tile(argument, self.pointer(argument), entry, entries, memory)
-        return f"tl.store({at}, token_tile({rows}, 0, U), mask={' & '.join([mask, *(f'({m})' for m in more)])})"
+        return (
+            f"tl.store({at}, token_tile({rows}, 0, U), mask={' & '.join([mask, *(f'({m})' for m in more)])})"
+        )
 
     def _group_tile(
         self, wanted: str, pointer: str, entry: str, entries: str, memory: Axes

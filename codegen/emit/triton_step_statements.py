@@ -11,7 +11,6 @@ from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import KEYS, VALUES, Axes
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
-
 LOG2_E = 1.4426950408889634
 
 
@@ -143,14 +142,14 @@ class StepStatements(Statements):
     def _unary(self, node: Node) -> str:
         (arg,) = node.args
         if node.attr("fn") == "exp" and node.axes:  # to base 2: no digits of results below 1e-38, and faster
-            return f"tl.exp2({self._times(arg, LOG2_E)})"
+            return f"tl.exp2({self._by_number(arg, LOG2_E)})"
         if self.nodes[arg].op == "number" and arg not in self.text:
             name = self.names.unique(f"b_{self._label(arg)}")
             self.lines.append(f"{name} = {self._scalar(arg)}")
             self.text[arg] = name
         return super()._unary(node)
 
-    def _times(self, n: int, number: float) -> str:
+    def _by_number(self, n: int, number: float) -> str:
         """A value times a number, which goes to the factor where it costs least.
 
         That is another number, then what is the same at all tokens, then what has fewer axes.
@@ -162,7 +161,7 @@ class StepStatements(Statements):
             pairs = (node.args, node.args[::-1])
             for a, other in pairs:
                 if self.nodes[a].op == "number":
-                    return self._times(other, number * float(str(self.nodes[a].attr("value"))))
+                    return self._by_number(other, number * float(str(self.nodes[a].attr("value"))))
             for a, other in pairs:
                 if (scaled := self.scaled(a, number, node.axes)) is not None:
                     return f"{self.value(other, node.axes)} * {scaled}"

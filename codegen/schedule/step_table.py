@@ -20,11 +20,11 @@ def choose_step(
     """(block of the split axis, warps, stages, tokens per group, tokens whose states stay in registers).
 
     ``cut``: entries of the split axis, 0 if nothing is split. Blocks are so narrow that one warp can hold
-    them: its sums need no barrier, and in the forward, with a thread for one or two entries of the split axis,
-    hardly an exchange. On an H200 a second warp costs more than it brings, down to one warp for each of the
-    four schedulers of a multiprocessor; a thread then holds 32 elements of the states in the forward and 16 in
-    the backward, which has their gradients too. A wait for memory costs more than a token's arithmetic: the
-    tokens of a group are loaded together, in tiles that are copied two or three rounds ahead.
+    them: its sums need no barrier, and in the forward, with a thread for one or two entries of the split
+    axis, hardly an exchange. On an H200 a second warp costs more than it brings, down to one warp for each of
+    the four schedulers of a multiprocessor; a thread then holds 32 elements of the states in the forward and
+    16 in the backward, which has their gradients too. A wait for memory costs more than a token's
+    arithmetic: the tokens of a group are loaded together, in tiles that are copied two or three rounds ahead.
     """
     if square:  # products of matrices: their operands take the memory that stages would
         return (16 if cut else 0), 8 if square > 8192 else 4, 1, 1, 1
@@ -33,9 +33,10 @@ def choose_step(
         while warps < 8 and own > 32 * warps * most:
             warps *= 2
         each = own // (32 * warps)
+        stages = 1 if each > 32 else 3  # params that are matrices leave no registers for more
         if backward:
-            return 0, warps, 3, 1 if each > 16 else 2, 1
-        return 0, warps, 3, 1 if each > 32 else 4, 1
+            return 0, warps, stages, 1 if each > 16 else 2, 1
+        return 0, warps, stages, 1 if each > 32 else 4, 1
     cut = 1 << max(0, cut - 1).bit_length()
     vectors, most = own <= 4, 16 if backward else 32
     block = min(cut, 64)

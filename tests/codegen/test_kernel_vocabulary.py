@@ -10,10 +10,10 @@ from runtime_cases import OWN, op_of
 
 LANGUAGE = {
     "PropagateNan", "abs", "arange", "associative_scan", "bfloat16", "broadcast_to", "constexpr", "cumsum",
-    "debug_barrier", "dot", "exp", "exp2", "expand_dims", "float16", "float32", "float64", "full",
-    "int1", "int32", "int64", "join", "load", "log", "max", "maximum", "min", "minimum", "multiple_of",
-    "num_programs", "program_id", "range", "reshape", "rsqrt", "sigmoid", "split", "sqrt", "static_range", "store",
-    "sum", "trans", "uint32", "where", "zeros", "zeros_like",
+    "debug_barrier", "dot", "exp", "exp2", "expand_dims", "float16", "float32", "float64", "full", "int1",
+    "int32", "int64", "join", "load", "log", "max", "maximum", "min", "minimum", "multiple_of",
+    "num_programs", "program_id", "range", "reshape", "rsqrt", "sigmoid", "split", "sqrt", "static_range",
+    "store", "sum", "trans", "uint32", "where", "zeros", "zeros_like",
 }  # fmt: skip
 """1005, 1062, 1106: block pointers were removed, host functions in kernels refused; 145460 (pytorch): atomics
 make gradients differ from run to run."""
