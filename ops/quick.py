@@ -81,7 +81,7 @@ def recorded(
     consts = operator.numbers(tensors, numbers)
     with plain_types(tensors[0]), Recorder(known, len(leaves)) as recorder:
         o, states, residuals = operator.module.forward(
-            tensors, tuple(own[count:-1]), consts, own[-1], want, save, launch=recorder.launch
+            tensors, tuple(own[count:-1]), consts, own[-1], want, save, launch=recorder.launch, handed=False
         )
     results = [*each(o), *(states or ()), *residuals]
     return results, recorder.replay(results, tensors[0])

@@ -216,7 +216,7 @@ def token_sums(x, among, TURNED: tl.constexpr, DOT: tl.constexpr, SUMS: tl.const
     """For every token t the sum of x over the tokens that row t of ``among`` has, [C, C] of 0 and 1.
 
     x is [C, D], or [D, C] if TURNED, float32 and finite. Operands in bfloat16 keep x as two halves of 8 bits,
-    whose sum has 16; others have SUMS precision.
+    whose sum has 16, those in tf32 as two of 11: with one a log gate of -60 is off by .06.
     """
     if DOT == tl.bfloat16:  # noqa: SIM300 (DOT is a type of Triton's)
         among = among.to(DOT)
@@ -226,6 +226,15 @@ def token_sums(x, among, TURNED: tl.constexpr, DOT: tl.constexpr, SUMS: tl.const
             sums = tl.dot(low, tl.trans(among), tl.dot(high, tl.trans(among)))
         else:
             sums = tl.dot(among, low, tl.dot(among, high))
+    elif SUMS == "tf32":
+        high = (x.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        low = x - high
+        if TURNED:
+            sums = tl.dot(high, tl.trans(among), input_precision=SUMS)
+            sums = tl.dot(low, tl.trans(among), sums, input_precision=SUMS)
+        else:
+            sums = tl.dot(among, high, input_precision=SUMS)
+            sums = tl.dot(among, low, sums, input_precision=SUMS)
     elif TURNED:
         sums = tl.dot(x, tl.trans(among), input_precision=SUMS)
     else:
@@ -300,6 +309,12 @@ def has_nan(x, LOOK: tl.constexpr):
 
 
 @triton.jit
+def has_lost(state, LOOK: tl.constexpr):
+    """Whether the state at the end of a walk says that something was not finite (``leaves_trace``)."""
+    return is_seen((tl.abs(state) < float("inf")) == 0, "rows" if LOOK == "products" else LOOK)
+
+
+@triton.jit
 def has_late_nan(x, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, LOOK: tl.constexpr):
     """Whether a triangle's product x (``one_sided_product``) may have NaN of later tokens, or earlier (BACK).
 
@@ -336,22 +351,47 @@ def one_sided_product(
     Tiles [C, D], or [D, C] if TURNED. A column of z that is not finite at a token is NaN from there on (up to
     there if BACK); the rows before it are those of the product without it, where 0 times NaN would be NaN.
     """
+    clean = finite_numbers(z)
+    begin = lost_tokens(
+        z, C, TURNED, BACK, STRICT
+    )  # nothing is left to do, and to keep for it, behind the product
+    if TURNED:
+        return tl.dot(clean, a if BACK else tl.trans(a), begin, input_precision=PRECISION)
+    else:
+        return tl.dot(tl.trans(a) if BACK else a, clean, begin, input_precision=PRECISION)
+
+
+@triton.jit
+def finite_numbers(z):
+    """Zero in place of what is not finite, in the type of z."""
+    return tl.where(tl.abs(z.to(tl.float32)) < float("inf"), z, 0.0).to(z.dtype)
+
+
+@triton.jit
+def finite_product(a, z, TURNED: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr):
+    """The product of ``one_sided_product`` before ``lost_tokens`` are added: the same bits as of finite z,
+    whatever it is added to next, which the compiler begins a product with."""
+    clean = finite_numbers(z)
+    if TURNED:
+        return tl.dot(clean, a if BACK else tl.trans(a), input_precision=PRECISION)
+    else:
+        return tl.dot(tl.trans(a) if BACK else a, clean, input_precision=PRECISION)
+
+
+@triton.jit
+def lost_tokens(z, C: tl.constexpr, TURNED: tl.constexpr, BACK: tl.constexpr, STRICT: tl.constexpr):
+    """NaN where z has been not finite at the token or before it (BACK: behind it), zero elsewhere."""
     TOKENS: tl.constexpr = 1 if TURNED else 0
     t = tl.arange(0, C)
     rows = t[None, :] if TURNED else t[:, None]
     good = tl.abs(z.to(tl.float32)) < float("inf")
-    clean = tl.where(good, z, 0.0).to(z.dtype)
     if BACK:
         edge = tl.expand_dims(tl.max(tl.where(good, -1, rows), TOKENS), TOKENS)
         free = rows >= edge if STRICT else rows > edge
     else:
         edge = tl.expand_dims(tl.min(tl.where(good, C, rows), TOKENS), TOKENS)
         free = rows <= edge if STRICT else rows < edge
-    begin = tl.where(free, 0.0, float("nan"))  # nothing is left to do, and to keep for it, behind the product
-    if TURNED:
-        return tl.dot(clean, a if BACK else tl.trans(a), begin, input_precision=PRECISION)
-    else:
-        return tl.dot(tl.trans(a) if BACK else a, clean, begin, input_precision=PRECISION)
+    return tl.where(free, 0.0, float("nan"))
 
 
 @triton.jit

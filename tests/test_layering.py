@@ -41,6 +41,7 @@ PLACES = {
         "linalg_dsl.codegen.machine_faults",
         "linalg_dsl.templates.*",
         "linalg_dsl.ops.*",
+        "linalg_dsl.nn.kernels",
     ],
     "torch": [
         "linalg_dsl.templates.*_library",

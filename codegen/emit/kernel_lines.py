@@ -11,6 +11,8 @@ from linalg_dsl.planner.plan import Node
 
 UNIT = "b_one"
 """The unit matrix of a walk, made before its loop."""
+ALWAYS = 'LOOK == "always"'
+"""When operands are cleaned unseen; a walk else looks at its state at the end (``leaves_trace``)."""
 
 
 def turned_axes(nodes: Sequence[Node], kernel: Kernel) -> frozenset[str]:
@@ -24,6 +26,29 @@ def turned_axes(nodes: Sequence[Node], kernel: Kernel) -> frozenset[str]:
     if any(nodes[n].op in by_rows and split in nodes[n].axes for n in kernel.body):
         return frozenset()
     return frozenset((split,))
+
+
+def taken_apart(nodes: Sequence[Node], kernel: Kernel) -> frozenset[int]:
+    """Sums in a walk that nothing but a read of the state takes, times a number per token at most.
+
+    Formed, such a sum would go through shared memory to be an operand, and a tile that nothing else takes
+    through a product to be added: two products with tiles that lie there already are less.
+    """
+    found: set[int] = set()
+    users: dict[int, list[int]] = {}
+    for n in kernel.body:
+        for a in nodes[n].args:
+            users.setdefault(a, []).append(n)
+    for n in kernel.body if kernel.family == "walk" else ():
+        last = n
+        while len(users.get(last, ())) == 1 and nodes[users[last][0]].op == "mul":
+            last = users[last][0]
+        ends = users.get(last, ())
+        read = len(ends) == 1 and nodes[ends[0]].op == "read" and nodes[ends[0]].args[0] == last
+        stored = {n, last} & set(kernel.stores)
+        if nodes[n].op == "add" and len(nodes[n].axes) == 2 and read and not stored:
+            found.add(n)
+    return frozenset(found)
 
 
 def without_unused(lines: list[str], states: frozenset[str] = frozenset()) -> list[str]:
@@ -45,13 +70,14 @@ def through_products(
     rows: Collection[str],
     columns: Collection[str],
     again: Mapping[str, tuple[str, str]] | None = None,
+    traced: Collection[str] = (),
 ) -> list[str]:
     """The lines of a loop in which tiles of short numbers that no product takes come by one.
 
     ``rows`` and ``columns``: the names of tiles as they were loaded, with tokens as rows or as columns.
     ``again``, in kernels whose products are looked at for NaN: of each a name for its numbers in float32, and
     how it is loaded once more where that product took what is not finite to other tokens. It is another load,
-    as one that is used without a product does not run ahead.
+    as one that is used without a product does not run ahead. ``traced``: those that need no look at once.
     """
     for names, first in ((rows, True), (columns, False)):
         for name in names:
@@ -66,14 +92,56 @@ def through_products(
             wide, load = again[name]
             if lines[at].startswith(" "):  # in a branch that other uses do not share
                 at = 1 + next(i for i, line in enumerate(lines) if line.startswith(f"{name} = "))
+            seen = f"has_spread({wide}, {name}, C, DOT, ROWS={first}, LOOK=LOOK)"
             lines = [
                 *lines[:at],
                 f"{wide} = {product}",
-                f"if has_spread({wide}, {name}, C, DOT, ROWS={first}, LOOK=LOOK):",
+                f"if {ALWAYS if name in traced else seen}:",
                 f"    {wide} = {load}.to(tl.float32)",
                 *(value.sub(wide, line) for line in lines[at:]),
             ]
     return lines
+
+
+def looking_always(lines: Sequence[str], cleaned: Mapping[str, tuple[str, str]]) -> list[str]:
+    """The lines of a loop that takes it for granted that something is not finite.
+
+    What stands in branches for then stands in place of what is formed else. ``cleaned``: products in two
+    parts, the second added behind the sum that takes the first, if one does: the compiler begins a product
+    with what it is added to, here as in the loop that does not look, and bits are the same.
+    """
+    out: list[str] = []
+    inside: str | None = None
+    before = 0
+    for line in lines:
+        bare = line.lstrip()
+        indent = line[: len(line) - len(bare)]
+        if inside is not None and len(indent) > len(inside):
+            name = _assigned(bare)
+            if before and _assigned(out[before - 1]) == name is not None:
+                del out[before - 1]
+                before = 0
+            out.append(inside + (f"{name} = {cleaned[name][0]}" if name and name in cleaned else bare))
+            continue
+        inside, before = (indent if re.match(r"if .*\bLOOK\b.*:$", bare) else None), len(out)
+        if inside is None:
+            out.append(line)
+    for name, (_, lost) in cleaned.items():
+        at = next((i for i, line in enumerate(out) if _assigned(line) == name), None)
+        if at is None:
+            continue
+        users = [i for i, line in enumerate(out) if i != at and re.search(rf"\b{name}\b", line)]
+        total = (
+            re.match(rf"(\w+) = (\w+ \+ {name}|{name} \+ \w+)$", out[users[0]]) if len(users) == 1 else None
+        )
+        place, to = (users[0], total[1]) if total else (at, name)
+        out.insert(place + 1, f"{to} = {to} + {lost}")
+    return out
+
+
+def _assigned(line: str) -> str | None:
+    found = re.match(r"\s*(\w+) = ", line)
+    return found and found[1]
 
 
 def uses(text: str, name: str) -> bool:

@@ -86,4 +86,8 @@ class WalkText(PrepText):
     state_mask: str
     before_loop: tuple[str, ...]
     tiles: tuple[str, ...]
+    whole: str
+    turn: str
     chunk_index: str
+    careful: tuple[str, ...]
+    """The body of a second walk, for when the first has met what is not finite; empty without one."""

@@ -14,7 +14,7 @@ from linalg_dsl.codegen.schedule.step_split import StepSchedule
 from linalg_dsl.language.spec import RecurrenceSpec, State
 from linalg_dsl.planner.ops import Axes
 
-_CONSTANTS = ("U", "BLOCK", "BLOCKS", "PRECISION", "K", "V", "KP", "VP", "SLOTS", "ACCEPTED")
+_CONSTANTS = ("U", "BLOCK", "BLOCKS", "PARTS", "PRECISION", "K", "V", "KP", "VP", "SLOTS", "ACCEPTED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class _Decode:
     scalars: tuple[str, ...]
     constants: tuple[str, ...]
     shared: bool
+    whole: str
     before: tuple[str, ...]
     group: tuple[str, ...]
     loads: tuple[str, ...]
@@ -78,7 +79,22 @@ class DecodeMemory(StepMemory):
 def decode_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNames) -> StepText:
     """The kernel over the tokens; ``spec`` has every carried tensor as a state."""
     memory = DecodeMemory(spec, schedule, launcher)
-    memory.names.reserve(("slots", "accepted", "rows", "keep", "slot", "blank", "left", "SLOTS", "ACCEPTED"))
+    memory.names.reserve(
+        (
+            "slots",
+            "accepted",
+            "rows",
+            "keep",
+            "slot",
+            "blank",
+            "left",
+            "SLOTS",
+            "ACCEPTED",
+            "PARTS",
+            "i_part",
+            "b_whole",
+        )
+    )
     plan = schedule.forward
     tiles = memory.tiles([plan])
     shared = False
@@ -103,15 +119,21 @@ def decode_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNa
     out = memory.statements(plan, tiles, roots, {leaf: carries[n] for n, _, leaf, _ in plan.carries}, names)
     body = list(out.lines)
     tile = out.nodes[o_node].axes
-    entry, entries = ("i_block * H + i_h", "BLOCKS * H") if schedule.partial_output else ("i_h", "H")
-    more = () if schedule.partial_output else memory.once(tile)
-    value = f"tl.where(there, {out.full(o_node, ())}, blank)"
+    entry, entries, more, value = "i_h", "H", memory.once(tile), out.full(o_node, ())
+    total = ""
+    if schedule.partial_output:  # a part of each block, or the sum of all where one program goes over them
+        entry, entries = "(i_block % PARTS) * H + i_h", "PARTS * H"
+        more = ("((PARTS > 1) | (i_block == BLOCKS - 1))",)
+        total = memory.filled(tile, "0.0")
+        body.append(f"b_whole = b_whole + {value} if BLOCKS > PARTS else {value}")
+        value = "b_whole"
+    value = f"tl.where(there, {value}, blank)"
     dims = memory_axes(spec.outputs[0].value.shape)
     body.append(memory.store_row(launcher.outputs[o_name], entry, entries, dims, tile, value, *more))
     body.append(next_states(carries, plan, "forward", out, live=True))
     before = without_unused(memory.before, [*loads, *body, *store])
     words = set(re.findall(r"\w+", "\n".join([*before, *loads, *body, *store])))
-    words |= {"U", "BLOCKS", "SLOTS", "ACCEPTED"}
+    words |= {"U", "BLOCKS", "SLOTS", "ACCEPTED"} | ({"PARTS"} if total else set())
     constants = (*(c for c in _CONSTANTS if c in words), *memory.ratios, *memory.flags)
     made = _Decode(
         name=f"{launcher.title}_step",
@@ -120,6 +142,7 @@ def decode_kernel(spec: RecurrenceSpec, schedule: StepSchedule, launcher: StepNa
         scalars=tuple(memory.scalars.values()),
         constants=constants,
         shared=shared,
+        whole=total,
         before=tuple(before),
         group=tuple(names.values()),
         loads=tuple(loads),

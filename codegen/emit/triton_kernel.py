@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from linalg_dsl.codegen.emit.kernel_lines import UNIT, through_products, turned_axes, uses, without_unused
+from linalg_dsl.codegen.emit.kernel_lines import (
+    ALWAYS,
+    UNIT,
+    looking_always,
+    taken_apart,
+    through_products,
+    turned_axes,
+    uses,
+    without_unused,
+)
 from linalg_dsl.codegen.emit.kernel_text import KernelText, Memory, PrepText, StateText, WalkText
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.prep_blocks import (
@@ -20,7 +29,7 @@ from linalg_dsl.codegen.emit.trace import Values, values_of
 from linalg_dsl.codegen.emit.triton_boundary import BoundaryText, ProductsText, boundary_suffix
 from linalg_dsl.codegen.emit.triton_statements import Statements, Tile, zero_wanted
 from linalg_dsl.codegen.emit.triton_transform import TransformText
-from linalg_dsl.codegen.emit.walk_tiles import CONSTANT, WalkTiles
+from linalg_dsl.codegen.emit.walk_tiles import CONSTANT, PARTS, WalkTiles
 from linalg_dsl.codegen.emit.walk_tiles import RESERVED as TILE_NAMES
 from linalg_dsl.codegen.schedule.alone import lone_transform
 from linalg_dsl.codegen.schedule.descriptors import is_tile
@@ -32,6 +41,7 @@ from linalg_dsl.codegen.schedule.kernel_plan import (
     is_transform,
     tile_kinds,
 )
+from linalg_dsl.codegen.schedule.traces import leaves_trace
 from linalg_dsl.codegen.schedule.two_level import Start
 from linalg_dsl.errors import InternalError
 from linalg_dsl.planner.ops import Axes
@@ -39,9 +49,9 @@ from linalg_dsl.planner.plan import Node
 
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT",
-    "PRECISION", "SOLVE", "SUMS", "STEEP", "LOOK", "SAVE", "EXACT", "STAGES", "STEP", "HAS_FIRST",
-    "WANT_LAST", "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq", "i_block", "i_h", "i_n",
-    "i_c", "i_ch", "i_step", "i_first",
+    "PRECISION", "SOLVE", "SUMS", "STEEP", "LOOK", "SAVE", "EXACT", "STAGES", "ORDERED", "STEP",
+    "HAS_FIRST",    "WANT_LAST", "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq", "seq_order",
+    "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_first",
     "o_r", "i_pairs", "o_pairs", "b_system", "b_transform", "b_half_step", "b_meeting",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",
     "m_v", "m_s", "b_s", "m_level", "level", "p_starts", "p_norms", "p_marks", "p_ends", "b_h", "b_bound",
@@ -50,8 +60,9 @@ _RESERVED = (
     "step", "power", "pairs_decay", "span_sum", "row_sums", "token_sums", "tokens_within",
     "anchored_intervals", "meeting_blocks", "blocks_meet", "m_meet", "m_second", "m_between",
     "m_outside", "widened", "selected_sums", "running_sums", "bounded", "solve_dot", "o_apart",
-    "is_seen", "has_nan", "has_late_nan", "has_spread", "one_sided_product", "product_among", "bad_columns",
-    "finite_entries", "spoilt_by", "finite_gate", *TILE_NAMES,
+    "is_seen", "has_nan", "has_lost", "has_late_nan", "has_spread", "one_sided_product", "product_among",
+    "finite_numbers", "finite_product", "lost_tokens",
+    "bad_columns", "finite_entries", "spoilt_by", "finite_gate", *TILE_NAMES,
 )  # fmt: skip
 
 
@@ -96,11 +107,13 @@ class KernelPrinter:
             needs_zero=self._needs_zero(),
             turned=turned_axes(self.nodes, kernel),
             nan_exact=nan_exact,
+            apart=taken_apart(self.nodes, kernel),
+            traced=leaves_trace(self.nodes, kernel) if kernel.boundary is None else frozenset(),
             wide=frozenset(
                 b.node for b in plan.buffers if b.element == "float32" and is_transform(self.nodes, b.node)
             ),
         )
-        self.tiles = WalkTiles(names) if described else None
+        self.tiles = WalkTiles(names, kernel.direction) if described and kernel.direction else None
         self.pointers: dict[str, str] = {}
         self.scalars: dict[str, str] = {}  # the launcher's name of every number, by the kernel's
         self.ratios: dict[str, None] = {}
@@ -165,6 +178,9 @@ class KernelPrinter:
             lines += term.behind()
         lines = self._widened(lines)
         lines = without_unused([*self._row_lines(), *lines], frozenset(state.name for state in states))
+        careful = looking_always(lines, self.out.cleaned) if any(ALWAYS in line for line in lines) else []
+        if careful:
+            self.out.library |= {"has_lost"}
         if self.tiles:
             lines = self.tiles.around(lines)
             self.before += self.tiles.before()
@@ -186,9 +202,12 @@ class KernelPrinter:
                 state_mask=self.out.mask(("K", "V")),
                 before_loop=tuple(self.before),
                 tiles=self.tiles.parameters if self.tiles else (),
+                whole=self.tiles.whole if self.tiles else "",
+                turn=self.tiles.turn if self.tiles else "",
                 chunk_index="i_step" if kernel.direction == "forward" else "chunks - 1 - i_step",
                 step=self.step,
                 body=tuple(lines),
+                careful=tuple(careful),
             ),
         )
 
@@ -207,7 +226,8 @@ class KernelPrinter:
         if self.out.nan_exact:
             loads = {self.out.text[n]: load for n, load in self.out.again.items()}
             again = {name: (self.names.unique(f"{name}_wide"), loads[name]) for name in (*rows, *columns)}
-        lines = through_products(lines, rows, columns, again)
+        traced = {self.out.text[n] for n in self.kernel.loads if n in self.out.traced}
+        lines = through_products(lines, rows, columns, again, traced)
         if any(UNIT in line for line in lines):
             self.out.library |= {"widened", "has_spread"} if again else {"widened"}
             self.before.append(f"{UNIT} = tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0).to(DOT)")
@@ -548,12 +568,21 @@ class KernelPrinter:
         blocks = ("KP", "VP") if self.phases is None else ("KB", "VB")
         shape = ["K", "V", "C", *(b for b in blocks if self.phases is None or uses(used, b))]
         if self.kernel.family == "walk":
-            shape = ["K", "V", "VP" if self.kernel.split == "K" else "KP", "C", "BLOCK", "BLOCKS", "STAGES"]
+            shape = [
+                "K",
+                "V",
+                "VP" if self.kernel.split == "K" else "KP",
+                "C",
+                "BLOCK",
+                "BLOCKS",
+                "STAGES",
+                "ORDERED",
+            ]
         choices = ("DOT", "PRECISION", "SOLVE", "SUMS", "STEEP", "LOOK", "SAVE")
         optional = [c for c in choices if uses(used, c)]
         optional += ["STEP"] if self.step == "STEP" else []
         optional += ["EXACT"] if isinstance(self.kernel.boundary, Boundary) else []
-        optional += [CONSTANT] if self.tiles and self.tiles.described else []
+        optional += [CONSTANT, PARTS] if self.tiles and self.tiles.described else []
         return (*shape, *optional, *self.ratios, *self.shared)
 
     def _needs_zero(self) -> frozenset[int]:

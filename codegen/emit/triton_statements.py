@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from linalg_dsl.codegen.emit.kernel_lines import ALWAYS
 from linalg_dsl.codegen.emit.names import Names
 from linalg_dsl.codegen.emit.triangles import selected, triangle
 from linalg_dsl.codegen.emit.triton_scores import JointScores
@@ -87,8 +88,14 @@ class Statements:
     """
     nan_exact: bool = False
     """Whether products with triangles are looked at for what 0 times NaN leaves in them."""
+    traced: frozenset[int] = frozenset()
+    """Operands that need no look at once, as the state of a walk tells of them at its end."""
     wide: frozenset[int] = frozenset()
     """Triangles that lie in memory in float32: products with them take operands of 24 or 11 bits, not 8."""
+    cleaned: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Of products that the state tells of: without what is not finite, and NaN where that spoils them."""
+    apart: frozenset[int] = frozenset()
+    """Sums that a read takes term by term: their tiles then go into products as they lie in memory."""
     again: dict[int, str] = field(default_factory=dict)
     """How a tile is loaded that a loop over chunks has loaded before."""
     picks: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -342,8 +349,13 @@ class Statements:
                 lines.append(f"    {copy} = {self.again[n]}")
                 text = f"{copy}.to({'tl.float32' if plain else 'DOT'})"
             operands.append(text)
-        look = self.call("has_late_nan", name, "C", sides, "LOOK=LOOK")
         strict = f"STRICT={kind == 'strict'}"
+        look = ALWAYS
+        if node.args[1] not in self.traced:
+            look = self.call("has_late_nan", name, "C", sides, "LOOK=LOOK")
+        else:
+            product = self.call("finite_product", *operands, sides, "PRECISION=PRECISION")
+            self.cleaned[name] = product, self.call("lost_tokens", operands[1], "C", sides, strict)
         call = self.call("one_sided_product", *operands, "C", sides, strict, "PRECISION=PRECISION")
         return [f"if {look}:", *lines, f"    {name} = {call}"]
 
@@ -400,12 +412,19 @@ class Statements:
         """x S. Factors per token scale the product: fewer numbers, and x goes in as it was loaded."""
         x, state = node.args
         factors, x = self._token_factors(x)
+        if terms := self._loaded_terms(x):
+            reads = (self._times(of, self._read_tile(y, state, node), node.axes) for of, y in terms)
+            read = " + ".join(reads)
+            return self._times(factors, f"({read})", node.axes) if factors else read
+        return self._times(factors, self._read_tile(x, state, node), node.axes)
+
+    def _read_tile(self, x: int, state: int, node: Node) -> str:
         of_x, of_state = self.operand(x), self.operand(state)
         if self.tile(node.axes)[0] != "t":
             product = self._dot(of_state, f"tl.trans({of_x})")
         else:
             product = self._dot(of_x, of_state if node.attr("con") == "K" else f"tl.trans({of_state})")
-        return self._times(factors, product, node.axes)
+        return product
 
     def _write(self, node: Node) -> str:
         """x^T z. Factors per token go to the operand whose axis the kernel splits."""
@@ -430,11 +449,18 @@ class Statements:
             return self._dot(x, z)
         return self._dot(f"tl.trans({x})", z)
 
+    def _loaded_terms(self, n: int) -> list[tuple[tuple[int, ...], int]]:
+        """(factors, tile) of both terms of a sum of tiles as they were loaded, if ``apart`` says so."""
+        if n not in self.apart:
+            return []
+        terms = [self._token_factors(a) for a in self.nodes[n].args]
+        return terms if all(x in self.raw for _, x in terms) else []
+
     def _token_factors(self, n: int) -> tuple[tuple[int, ...], int]:
         """(factors, x) where n is their product with x, each one number per token (or one in all) and x as
         it was loaded."""
         node = self.nodes[n]
-        if n in self.raw:
+        if n in self.raw or n in self.apart:
             return (), n
         if node.op == "mul":
             for f, x in (node.args, node.args[::-1]):
@@ -446,7 +472,7 @@ class Statements:
                     and self.nodes[x].axes == node.axes  # a param is no tile of tokens
                 ):
                     more, bare = self._token_factors(x)
-                    if bare in self.raw:
+                    if bare in self.raw or bare in self.apart:
                         return (f, *more), bare
         return (), n
 

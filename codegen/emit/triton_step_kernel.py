@@ -18,7 +18,9 @@ from linalg_dsl.planner.adjoint import gradient_name
 from linalg_dsl.planner.ops import Axes
 from linalg_dsl.planner.plan import ChunkPlan, Node
 
-_CONSTANTS = ("EVEN", "C", "U", "W", "BLOCK", "BLOCKS", "STAGES", "SAVE", "PRECISION", "K", "V", "KP", "VP")
+_CONSTANTS = (
+    "EVEN", "C", "U", "W", "BLOCK", "BLOCKS", "STAGES", "ORDERED", "SAVE", "PRECISION", "K", "V", "KP", "VP",
+)  # fmt: skip
 _OTHER_FIELDS = ("name", "doc", "pointers", "scalars", "constants", "before", "reverse", "rounds")
 
 
@@ -140,7 +142,7 @@ class _Kernel:
         rest = [line for lines in self.parts.values() for line in lines]
         before = without_unused(memory.before, rest)
         words = set(re.findall(r"\w+", "\n".join([*before, *rest])))
-        wanted = {"U", "BLOCKS", "STAGES", "EVEN"} | (
+        wanted = {"U", "BLOCKS", "STAGES", "ORDERED", "EVEN"} | (
             {"C", "W"} if reverse else {"C", "SAVE"} if self["keep"] else set()
         )
         constants = (*(c for c in _CONSTANTS if c in words | wanted), *memory.ratios, *memory.flags)

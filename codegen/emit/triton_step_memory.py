@@ -26,9 +26,9 @@ from linalg_dsl.planner.plan import ChunkPlan, Node
 from linalg_dsl.planner.step_values import dimension, family
 
 RESERVED = (
-    "C", "K", "V", "H", "KP", "VP", "BLOCK", "BLOCKS", "PRECISION", "SAVE", "STAGES", "seq_start",
-    "chunk_start", "i_block", "i_h", "i_n", "i_nh", "i_c", "i_ch", "i_step", "i_first", "there", "i",
-    "i_back", "o_u", "EVEN", "token_rows", "token_numbers", "token_tile",
+    "C", "K", "V", "H", "KP", "VP", "BLOCK", "BLOCKS", "PRECISION", "SAVE", "STAGES", "ORDERED", "seq_start",
+    "seq_order", "chunk_start", "i_block", "i_h", "i_n", "i_nh", "i_c", "i_ch", "i_step", "i_first", "there",
+    "i", "i_back", "o_u", "EVEN", "token_rows", "token_numbers", "token_tile",
     "start", "length", "begin", "count", "first_chunk", "chunks", "softplus", "tanh", "expm1", "sign", "step",
     "power", "U", "W", "u", "w", "i_kept", "i_group", "groups", "live",
     # masks and indices of axes

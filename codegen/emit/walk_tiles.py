@@ -2,7 +2,8 @@
 
 A descriptor has the axes [sequence of the batch, head, token, channel], or [chunk, head, token, token],
 whatever the order in memory. A box is one of each of the first two, so that tokens and channels beyond the
-ends are zero by the bounds that the hardware looks at, as they are by the masks of the pointers.
+ends are zero by the bounds that the hardware looks at, as they are by the masks of the pointers. It knows
+nothing of sequences packed into a batch of one: there boxes take whole chunks, and pointers the rest.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ from dataclasses import dataclass, field
 
 from linalg_dsl.codegen.emit.kernel_text import DescribedTile, Memory
 from linalg_dsl.codegen.emit.names import Names
+from linalg_dsl.codegen.schedule.kernel_plan import Direction
 from linalg_dsl.planner.ops import Axes
 
 CONSTANT = "TMA"
 """The constexpr that tells both ways apart."""
-RESERVED = (CONSTANT, "i_b", "i_row", "i_start_row")
+PARTS = "PARTS"
+"""The constexpr that says how many loops a walk has: 2 where only whole chunks are loaded by boxes."""
+WHOLE: Mapping[Direction, str] = {"forward": "part == 0", "reverse": f"part == {PARTS} - 1"}
+"""Which of the loops has the whole chunks; where there is one only, that one."""
+RESERVED = (CONSTANT, PARTS, "part", "turn", "begin", "end", "i_b", "i_row", "i_start_row")
 
 
 @dataclass
@@ -25,6 +31,7 @@ class WalkTiles:
     """Those of one walk; ``add`` notes a load by its name in the kernel."""
 
     names: Names
+    direction: Direction
     described: dict[str, DescribedTile] = field(default_factory=dict)
     loads: dict[str, str] = field(default_factory=dict)
 
@@ -55,6 +62,17 @@ class WalkTiles:
         self.loads[name] = f"tl.trans({text})" if turned else text
 
     @property
+    def whole(self) -> str:
+        """Which of the loops has the whole chunks."""
+        return WHOLE[self.direction]
+
+    @property
+    def turn(self) -> str:
+        """How many rounds the first of two loops has; wrong offsets can make a length negative."""
+        whole = "tl.maximum(length, 0) // C"
+        return whole if self.direction == "forward" else f"chunks - {whole}"
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         return tuple(tile.parameter for tile in self.described.values())
 
@@ -71,6 +89,7 @@ class WalkTiles:
 
     def around(self, lines: Sequence[str]) -> list[str]:
         """The lines of a round, before them all its copies, which then count as one; pointers else."""
+        copied = f"{CONSTANT} and {self.whole}"
         have: list[str] = []
         body: list[str] = []
         for line in lines:
@@ -79,8 +98,8 @@ class WalkTiles:
                 body.append(line)
                 continue
             have.append(found[1])
-            body += [f"if not {CONSTANT}:", f"    {line}"]
+            body += [f"if not ({copied}):", f"    {line}"]
         if not have:
             return body
         row = ["    i_row = i_start_row + i_c * C"] if any("i_row" in self.loads[n] for n in have) else []
-        return [f"if {CONSTANT}:", *row, *(f"    {n} = {self.loads[n]}" for n in have), *body]
+        return [f"if {copied}:", *row, *(f"    {n} = {self.loads[n]}" for n in have), *body]

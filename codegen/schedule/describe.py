@@ -221,12 +221,12 @@ def kernel_schedule(
     written = sum(tensor_bytes(plan, n, shape) for n in kernel.stores) + (kept if keeps else 0)
     read = sum(reads.values()) + (0 if keeps else kept)
     if kernel.family == "prep":
-        decay, _ = plan_class(plan.plan)
+        decay, rank = plan_class(plan.plan)
         wide = sum(axes != "ts" for axes in tile_kinds(plan.plan.nodes, kernel))
         warps, block = choose_prep(
             shape.chunk, decay, kernel in plan.backward, shape.operand_bytes, score_count(plan.plan),
             is_crowded(plan.plan), state_count(plan.plan), lone_transform(plan.plan.nodes, kernel), wide,
-            target.backend == "cuda" and int(target.arch) >= 100,
+            target.backend == "cuda" and int(target.arch) >= 100, rank=rank,
         )  # fmt: skip
         block, warps = asked.block or block, asked.warps or warps
         reasons = (*_prep_reasons(plan, kernel, shape, warps, block), *_asked_reasons(asked))

@@ -31,9 +31,10 @@ def pays(plan: KernelPlan, kernel: Kernel) -> bool:
     and .261 for .362 (comba); where they meet them .229 for .262 and .249 for .249 with the eight and nine
     tiles of the gated delta rule and of comba, .184 for .170 with the five of simple_gla. Walks of a
     backward that load nothing but [C, K] and [C, V] tiles: .085 for .088, .083 for .088, but .099 for .098
-    where a reverse one splits keys. Others were the same or up to five percent slower, those of coupled
-    states, whose blocks are narrow, not measured. A forward's stay as they are: with descriptors the host
-    prepares a few microseconds longer.
+    where a reverse one splits keys. Forward walks that take scores, a transform and three tiles more: whole
+    forwards .157 for .161 ms (delta rule), .172 for .180 (gated); with one more .414 for .417 (kda), without
+    a transform .092 for .093 (linear attention) and .143 for .142 (simple_gla). Others were the same or up
+    to five percent slower, those of coupled states, whose blocks are narrow, not measured.
     """
     if len(kernel.carries) > 1:
         return False
@@ -41,7 +42,9 @@ def pays(plan: KernelPlan, kernel: Kernel) -> bool:
     tiles = [axes for axes in kinds if len(axes) == 2 and "t" in axes]
     if kernel.boundary is None:
         bare = len(tiles) == len(kinds) and "ts" not in tiles
-        return bare and kernel in plan.backward and (kernel.direction, kernel.split) != ("reverse", "K")
+        if kernel in plan.forward:
+            return tiles.count("ts") == 2 and len(tiles) < 6
+        return bare and (kernel.direction, kernel.split) != ("reverse", "K")
     keeps = kernel.direction == kernel.boundary.keeper
     return "ts" in tiles and (keeps or len(tiles) >= _MANY)
 
@@ -51,7 +54,8 @@ def capabilities(
 ) -> tuple[int, ...]:
     """Where a walk takes descriptors: ``asked`` is 1 for all that can, 0 for none, None for the default.
 
-    That is none where calls are ``invariant``: packed ones, which have none, are computed as dense ones then.
+    That is none where calls are ``invariant``: packed ones load what comes behind the whole chunks of a
+    sequence by pointers, and dense ones do not.
     """
     if kernel.family != "walk" or asked == 0:
         return ()
@@ -67,7 +71,7 @@ def is_tile(nodes: Sequence[Node], n: int) -> bool:
 
 
 def are_possible(where: Sequence[int], shape: CallShape, target: Target) -> bool:
-    """Whether the launcher of a dense call may take descriptors on a target, where a walk has ``where``."""
+    """Whether the launcher of a call may take descriptors on a target, where a walk has ``where``."""
     rows = all(n * shape.operand_bytes % 16 == 0 for n in (shape.K, shape.V))
     return _major(target) in where and rows and not shape.tokens
 
@@ -92,7 +96,7 @@ def how_tiles_are_loaded(
         return ("tiles by pointers: copies by descriptors (TMA) need full chunks and rows of whole 16 bytes",)
     if stages < 2:
         return ("tiles by pointers: a loop of one stage has no copies by descriptors (TMA)",)
-    how = "tiles by descriptors made on the host (TMA); by pointers if packed or not aligned to 16 bytes"
+    how = "tiles by descriptors made on the host (TMA); by pointers if not aligned to 16 bytes"
     if asked:
         return (how,)
     kinds = tile_kinds(plan.plan.nodes, kernel)
@@ -100,7 +104,7 @@ def how_tiles_are_loaded(
     if not descriptors_pay(kinds, own, block, shape.operand_bytes):
         return ("tiles by pointers: the state of a program leaves registers for addresses (else TMA)",)
     count = sum(len(axes) == 2 and "t" in axes for axes in kinds)
-    why = "registers are short" if kernel.boundary else "its rounds are copies and products alone"
+    why = "registers are short" if "ts" in kinds else "its rounds are copies and products alone"
     return (how, f"for it the addresses of {count} tiles would take registers and instructions: {why}")
 
 

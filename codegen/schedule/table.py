@@ -163,12 +163,14 @@ def choose_prep(
     tiles: int = 0,
     tensor_memory: bool = False,
     whole: bool = False,
+    rank: int = 1,
 ) -> tuple[int, int]:
     """(warps, block of K and V) of a prep; ``gradients``: of the backward.
 
     One warp for every 16 tokens: a product of C rows gives no more of them work. For every 32 where operands
     are short and no decay is per channel, then in a forward with two wide ``tiles`` at most of all channels
-    at once: many small programs wait for memory side by side. What forms a transform alone, of ``blocks`` of
+    at once: many small programs wait for memory side by side. With more tiles, of one erase (``rank``), and
+    in gradients it is one warp and 64 channels. What forms a transform alone, of ``blocks`` of
     C rows, has as many times more. Tiles with a decay per channel have channels first. In a forward one warp
     takes as many as it has registers for, without a barrier; with more than two
     ``scores`` summed up at once it is two warps. Gradients take 64 channels and four warps, whose products
@@ -181,8 +183,11 @@ def choose_prep(
     warps = max(1, chunk // 16)
     if blocks:
         return warps * blocks, 64
-    if operand_bytes == 2 and states == 1 and decay != "channel" and (gradients or tiles <= 2):
-        return max(1, chunk // 32), 64 if gradients else 128
+    short = operand_bytes == 2 and states == 1 and decay != "channel"
+    if short and (gradients or (tiles > 2 and rank == 1)):
+        return 1 if chunk <= 64 else chunk // 32, 64
+    if short and tiles <= 2:
+        return max(1, chunk // 32), 128
     if states > 1 and gradients:
         return max(warps, 4), 32
     if decay != "channel":

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linalg_dsl.nn import fused
 from linalg_dsl.nn.conv import ShortConvolution
-from linalg_dsl.nn.links import Below, Between, Link, Root, inverse_softplus
-from linalg_dsl.nn.packing import Packing
+from linalg_dsl.nn.links import FREE, Below, Between, Link, Root, inverse_softplus
+from linalg_dsl.nn.packing import Packing, last_tokens
 from linalg_dsl.nn.roles import Role
 
 L2_EPS = 1e-6
@@ -86,10 +87,27 @@ class TokenInput(nn.Module):
                 return link.value(torch.zeros_like(lost))
 
     def forward(
-        self, x: Tensor, tail: Tensor | None = None, packing: Packing | None = None
+        self,
+        x: Tensor,
+        tail: Tensor | None = None,
+        packing: Packing | None = None,
+        projected: Tensor | None = None,
+        fuse: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The input and the convolution's new tail (None where there is no convolution)."""
-        y = self.project(x if self.down is None else self.down(x))
+        """The input and the convolution's new tail (None where there is no convolution).
+
+        ``projected``: what ``project`` would give. ``fuse``: one kernel for the rest where there is one.
+        """
+        y = projected
+        if y is None:
+            y = self.project(x if self.down is None else self.down(x))
+        plain = self.role.link == FREE and self.bias is None and self.role.kind != "matrix"
+        if fuse and self.convolution is not None and tail is None and packing is None and plain:
+            start = self.convolution.start(x.shape[0], y)
+            norm = L2_EPS if self.role.norm else None
+            after = last_tokens(y, start, None)
+            y = fused.convolve(y, self.convolution.weight, self.dims[-1], self.role.silu, norm)
+            return y.view(*x.shape[:2], self.heads, *self.dims), after
         if self.convolution is not None:
             y, tail = self.convolution(y, tail, packing)
         if self.role.silu:

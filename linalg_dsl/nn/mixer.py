@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from linalg_dsl.codegen.emit.signature import output_dims
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.language.spec import Input, RecurrenceSpec
+from linalg_dsl.nn import fused
 from linalg_dsl.nn.initial import Maker, initial_param, settle
 from linalg_dsl.nn.inputs import HeadInput, TokenInput
 from linalg_dsl.nn.packing import Packing
@@ -50,7 +51,8 @@ class Mixer(nn.Module):
     ``spec`` is all that ``compile`` takes, or a name of the catalogue. ``head_dim`` is K and
     ``value_dim`` V, both hidden_size / num_heads unless given. ``heads`` gives some inputs fewer heads than
     ``num_heads`` (a divisor; each is shared by neighbours, as in grouped-query attention). ``consts`` are
-    the spec's. ``conv_size`` 0 leaves the short convolution out. Parameters are drawn with torch's
+    the spec's. ``conv_size`` 0 leaves the short convolution out. ``fused``: on a GPU, kernels of their own
+    for what lies around the recurrence (``linalg_dsl.nn.fused``). Parameters are drawn with torch's
     generator. Raises ``ArgumentError`` for arguments that do not fit, ``DslError`` for a wrong spec.
     """
 
@@ -69,12 +71,13 @@ class Mixer(nn.Module):
         output_norm: bool = True,
         output_gate: bool = True,
         norm_eps: float = 1e-5,
+        fused: bool = False,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.spec = spec_of(spec)
+        self.spec, self.fused = spec_of(spec), fused
         where = f"Mixer of {self.spec.name}"
         for name, size in (("hidden_size", hidden_size), ("num_heads", num_heads)):
             if size < 1:
@@ -93,7 +96,7 @@ class Mixer(nn.Module):
         self.heads = _checked_heads(self.spec, heads or {}, num_heads, where)
         self._options: dict[str, Any] = {
             "conv_size": conv_size, "output_norm": output_norm, "output_gate": output_gate,
-            "norm_eps": norm_eps, "backend": backend, "device": device, "dtype": dtype,
+            "norm_eps": norm_eps, "fused": fused, "backend": backend, "device": device, "dtype": dtype,
         }  # fmt: skip
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         makers = {d.name: self._maker(d, made) for d in self.spec.inputs}
@@ -151,13 +154,15 @@ class Mixer(nn.Module):
             )
         if packing is None and cu_seqlens is not None:
             packing = Packing.of(cu_seqlens, x.shape[1], cu_seqlens_cpu)
-        values, tails = self.make_inputs(x, state.tails if state else {}, packing)
+        projected = self._project(x)
+        gate = projected.pop("", None)
+        values, tails = self.make_inputs(x, state.tails if state else {}, packing, projected)
         few = packing is None and 0 < x.shape[1] <= _STEPPED
         if state is not None and return_state and few and not torch.is_grad_enabled():
             memory = state.memory if in_place else tuple(s.clone() for s in state.memory)
             given: dict[str, Any] = {"state": memory, **self.consts}
             o, _ = self.op.step(*(values[d.name] for d in self.spec.inputs), **given)
-            return self.read_out(o, x), MixerState(memory, tails)
+            return self.read_out(o, x, gate), MixerState(memory, tails)
         result = self.op(
             *(values[d.name] for d in self.spec.inputs),
             initial_state=state.memory if state else None,
@@ -167,20 +172,36 @@ class Mixer(nn.Module):
             **self.consts,
         )
         if not return_state:
-            return self.read_out(result, x)
+            return self.read_out(result, x, gate)
         o, last = result
-        return self.read_out(o, x), MixerState((last,) if isinstance(last, Tensor) else tuple(last), tails)
+        return self.read_out(o, x, gate), MixerState(
+            (last,) if isinstance(last, Tensor) else tuple(last), tails
+        )
+
+    def _project(self, x: Tensor) -> dict[str, Tensor]:
+        """What projections from x give, by input, and of the gate under ""; nothing unless fused."""
+        if not self.fused or not fused.applies(x):
+            return {}
+        found = {n: m.project for n, m in self.inputs.items() if isinstance(m, TokenInput) and m.down is None}
+        linears = {**found, **({} if self.gate is None else {"": self.gate})}
+        return dict(zip(linears, fused.project(x, [m.weight for m in linears.values()]), strict=True))
 
     def make_inputs(
-        self, x: Tensor, tails: Mapping[str, Tensor] | None = None, packing: Packing | None = None
+        self,
+        x: Tensor,
+        tails: Mapping[str, Tensor] | None = None,
+        packing: Packing | None = None,
+        projected: Mapping[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Every declared input and param by name, and the convolutions' new tails."""
         before, after = tails or {}, {}
+        given, fuse = projected or {}, self.fused and fused.applies(x)
         values: dict[str, Tensor] = {}
         for decl in self.spec.inputs:
             match dict(self.inputs.items()).get(_key((decl.name,))):
                 case TokenInput() as module:
-                    values[decl.name], tail = module(x, before.get(decl.name), packing)
+                    key = _key((decl.name,))
+                    values[decl.name], tail = module(x, before.get(decl.name), packing, given.get(key), fuse)
                     if tail is not None:
                         after[decl.name] = tail
                 case HeadInput() as param:
@@ -195,14 +216,17 @@ class Mixer(nn.Module):
             values |= zip(names, many, strict=True)
         return values, after
 
-    def read_out(self, o: Tensor, x: Tensor) -> Tensor:
-        """Norm, gate and projection of the recurrence's output [B, T, H, ...]."""
+    def read_out(self, o: Tensor, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Norm, gate (``gate``: its projection) and projection of the recurrence's output [B, T, H, ...]."""
         o = o.reshape(*x.shape[:2], self.num_heads, self.width)
+        if gate is not None and self.norm is not None and self.width > 1:
+            eps = cast(float, self.norm.eps)
+            return cast(Tensor, self.out(fused.norm_and_gate(o, gate, self.norm.weight, eps)))
         if self.norm is not None:
             o = self.norm(o.to(x.dtype)) if self.width > 1 else self.norm(o.flatten(2).to(x.dtype))
         o = o.flatten(2).to(x.dtype) if o.dim() == 4 else o
         if self.gate is not None:
-            o = o * F.silu(self.gate(x))
+            o = o * F.silu(self.gate(x) if gate is None else gate)
         return cast(Tensor, self.out(o))
 
     # -- sharding -------------------------------------------------------------------------------

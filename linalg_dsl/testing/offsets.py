@@ -21,7 +21,7 @@ BOUNDS: tuple[tuple[str, float], ...] = (
     (r"K|V|KP|VP|KB|VB|ROWS|BLOCK", 512.0),
     (r"C", 256.0),
     (r"U|W", 16.0),
-    (r"BLOCKS|K_BLOCKS|V_BLOCKS|P_\w+", 64.0),
+    (r"BLOCKS|K_BLOCKS|V_BLOCKS|PARTS|P_\w+", 64.0),
     (r"H|R_\w+", 2048.0),
     (r"LEVELS", 8.0),
     (r"length", 16.0),
@@ -37,7 +37,7 @@ COUNTS = {"BLOCKS": "BLOCK", "K_BLOCKS": "KB", "V_BLOCKS": "VB"}
 """Numbers of blocks by the size of one: together they are an axis."""
 TABLES: tuple[tuple[str, int], ...] = (
     (r"seq_start|chunk_start|piece_start|piece_first|cu_seqlens", 64),
-    (r"chunk_seq|piece_seq|slots|accepted", 32),
+    (r"chunk_seq|piece_seq|seq_order|slots|accepted", 32),
 )
 """Tables of sequences and chunks, and the width of their entries."""
 

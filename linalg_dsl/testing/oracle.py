@@ -2,12 +2,12 @@
 
 The error model. The step loop runs in float64 on exact inputs: these are the exact results. It runs again
 on COPIES replicas with every result of every tensor operation, forward and backward, multiplied by
-1 + u xi, xi uniform in [-1, 1] and drawn anew for every element. The deviation of the replicas from the
-exact run is, to first order, what independent roundings of relative size u at every operation make of each
-element of each result: cancellation, amplification by the recurrence, and their absence are all in it. Its
-root mean square over u is the *condition* of the element; times the unit roundoff of a type it is the error
-to expect of a computation in that type. After: random rounding as in CESTAC (Vignes, Math. Comput. Simul.
-35, 1993).
+1 + u xi, xi uniform in [-1, 1] and drawn anew for every element (``rounding.noise_of`` has u). The
+deviation of the replicas from the exact run is what independent roundings of relative size u at every
+operation make of each element of each result: cancellation, amplification by the recurrence, and their
+absence are all in it. Its root mean square over u is the *condition* of the element; times the unit
+roundoff of a type it is the error to expect of a computation in that type. After: random rounding as in
+CESTAC (Vignes, Math. Comput. Simul. 35, 1993).
 
 The condition in the form that the plan has counts where it is larger (``chunk_condition``). Where matrix
 products take operands of a shorter type, further replicas have the inputs of products (all but gates)
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +32,8 @@ from linalg_dsl.ops.reference import reference
 from linalg_dsl.planner.ops import FLOOR
 from linalg_dsl.testing.cases import Case
 from linalg_dsl.testing.chunk_condition import chunk_runs, counts_small_gates_as_floor, plan_op
-from linalg_dsl.testing.rounding import NOISE, UNIT, Noise, Rounding, working
+from linalg_dsl.testing.keep import kept
+from linalg_dsl.testing.rounding import UNIT, Noise, Rounding, noise_of, working
 from linalg_dsl.testing.watch import REFERENCE, spent
 
 COPIES = 16
@@ -58,34 +59,37 @@ class Oracle:
         noise = _InputNoise(self.case, Noise(self.seed + 1))
         loop = _step_loop(self.case, 1 + self.copies, self.gradients, nullcontext(), noise)
         blocks = _blocks(self.case, loop, 1 + self.copies)
-        return {n: _deviation(self.want[n], parts[1:]) for n, parts in blocks.items()}
+        return {
+            n: _deviation(self.want[n], parts[1:], noise_of(self.case.dtype)) for n, parts in blocks.items()
+        }
 
     @cached_property
     def condition(self) -> dict[str, Tensor]:
         """The deviation of each element under relative roundings of size 1 at every operation."""
         case, copies, gradients = self.case, self.copies, self.gradients
         noise = Noise(self.seed)
-        # a unit roundoff of float32 is to its smallest normal number what NOISE is to the floor
-        floor = 0.0 if case.dtype == torch.float64 else 2.0**-126 * NOISE / 2.0**-24
-        loop = Rounding(noise, floor)
+        size = noise_of(case.dtype)
+        # a unit roundoff of float32 is to its smallest normal number what the size is to the floor
+        floor = 0.0 if case.dtype == torch.float64 else 2.0**-126 * size / UNIT[torch.float32]
+        loop = Rounding(noise, size, floor)
         if counts_small_gates_as_floor(case.spec):
             # said in explain: sizes of gates below FLOOR count as FLOOR
-            loop = Rounding(noise, FLOOR * NOISE / UNIT[working(case.dtype)], everywhere=True)
+            loop = Rounding(noise, size, FLOOR * size / UNIT[working(case.dtype)], everywhere=True)
         replicas = _blocks(case, _step_loop(case, copies, gradients, loop), copies)
-        found = {n: _deviation(x, replicas[n]) for n, x in self.want.items()}
+        found = {n: _deviation(x, replicas[n], size) for n, x in self.want.items()}
         if not case.shape.T:
             return found
         op = plan_op(case.spec)
         offsets = case.shape.offsets
         cu = None if offsets is None else torch.tensor(offsets)
         runs = []
-        for count, inside in ((1, nullcontext()), (copies, Rounding(noise, floor))):
+        for count, inside in ((1, nullcontext()), (copies, Rounding(noise, size, floor))):
             leaves, weights = _leaves(case, count), _weights(case, count)
             with spent(REFERENCE):
                 results = chunk_runs(op, leaves, weights, cu, case.consts, inside, gradients)
             runs.append(_blocks(case, results, count))
         plain, moved = runs
-        return {n: torch.maximum(x, _deviation(plain[n][0], moved[n])) for n, x in found.items()}
+        return {n: torch.maximum(x, _deviation(plain[n][0], moved[n], size)) for n, x in found.items()}
 
 
 def exact(case: Case, *, gradients: bool = True, copies: int = COPIES, seed: int = 0) -> Oracle:
@@ -94,8 +98,14 @@ def exact(case: Case, *, gradients: bool = True, copies: int = COPIES, seed: int
     What a gradient is of is weighed as ``case.weights`` says; ``copies`` is how many replicas conditions are
     measured on.
     """
-    blocks = _blocks(case, _step_loop(case, 1, gradients, nullcontext()), 1)
-    return Oracle(case, {n: parts[0] for n, parts in blocks.items()}, gradients, copies, seed)
+
+    def found() -> Oracle:
+        blocks = _blocks(case, _step_loop(case, 1, gradients, nullcontext()), 1)
+        own = replace(case)  # whose cotangents stay as they are now
+        own.weights.update({n: w.clone() for n, w in case.weights.items()})
+        return Oracle(own, {n: parts[0] for n, parts in blocks.items()}, gradients, copies, seed)
+
+    return kept(case, ("exact", gradients, copies, seed), found)
 
 
 def step_loop(case: Case) -> list[Tensor]:
@@ -128,7 +138,7 @@ class _InputNoise:
             return x
         factor = torch.ones(x.shape, dtype=x.dtype)
         some = factor.narrow(axis, H, x.shape[axis] - H)
-        some += NOISE * self.noise.numbers(tuple(some.shape))
+        some += noise_of(self.case.dtype) * self.noise.numbers(tuple(some.shape))
         return x * factor
 
 
@@ -220,10 +230,10 @@ def _blocks(case: Case, results: dict[str, Tensor], blocks: int) -> dict[str, Se
     return found
 
 
-def _deviation(base: Tensor, replicas: Sequence[Tensor]) -> Tensor:
+def _deviation(base: Tensor, replicas: Sequence[Tensor], size: float) -> Tensor:
     """Root mean square, per unit of rounding."""
     moved = torch.stack([x - base for x in replicas])
-    return rms(moved, [0]).squeeze(0).nan_to_num(torch.inf) / NOISE
+    return rms(moved, [0]).squeeze(0).nan_to_num(torch.inf) / size
 
 
 def rms(x: Tensor, axes: list[int]) -> Tensor:

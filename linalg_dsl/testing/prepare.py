@@ -1,87 +1,72 @@
-"""The kernels that the properties will need, compiled side by side before the first of them (on a GPU)."""
+"""The kernels that the properties will need, compiled side by side while the step loop runs (on a GPU).
+
+A rehearsal: the first cases of every property, in turn, whose launches are noted and not carried out. So what
+is compiled is what these cases launch, nothing else, and what the step loop finds of them is there when it is
+asked for (``keep``).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
-import torch
-
-from linalg_dsl.ops.compile_ahead import compile_noted, launches_noted
-from linalg_dsl.testing.cases import Case, Shape, make_case, run
-from linalg_dsl.testing.draws import one_case
-from linalg_dsl.testing.few_kernels import compiles, looks_at, sharing, sizes_of
-from linalg_dsl.testing.properties_algebra import turned_case, turned_ops
-from linalg_dsl.testing.properties_decode import ways_to_decode
+from linalg_dsl.ops.compile_ahead import Ahead, launches_noted
+from linalg_dsl.testing.few_kernels import compiles
+from linalg_dsl.testing.keep import all_kept
+from linalg_dsl.testing.oracle import Oracle
 from linalg_dsl.testing.subject import Subject
-from linalg_dsl.testing.watch import COMPILING, Watch
-
-LENGTH = 70
-"""Tokens: more than a chunk."""
+from linalg_dsl.testing.watch import COMPILING, REFERENCE, REHEARSING, Watch, watched
 
 
-def prepare(subject: Subject, seconds: float, watch: Watch) -> None:
-    """Compiles what calls of the subject launch, for about ``seconds`` at most; nothing for foreign code,
-    whose launches may depend on what earlier ones gave. The time goes to ``watch``."""
-    if subject.op is None or not subject.few_kernels or not compiles(subject):
-        return
-    began = time.monotonic()
-    watch.side_by_side = True
-    with launches_noted() as noted:
-        for work in _calls(subject):
-            try:
-                work()
-            except Exception:  # the property that comes to it tells
-                continue
-    compile_noted(noted, max(seconds - (time.monotonic() - began), 0.0))
-    watch.side_by_side = False
-    watch.seconds = {COMPILING: time.monotonic() - began}
+class Prepared:
+    """The kernels of each round of cases; none of foreign code, whose launches may depend on what earlier
+    ones gave. Time goes to ``watch``. ``end`` has to be called."""
 
+    def __init__(self, subject: Subject, watch: Watch) -> None:
+        needed = subject.op is not None and subject.few_kernels and compiles(subject)
+        self.ahead = Ahead() if needed else None
+        self.watch = watch
+        self.counts: list[int] = []
 
-def _calls(subject: Subject) -> Iterator[Callable[[], Any]]:
-    """What properties do with the subject, once of each kind; what most of them do first."""
-    plain = {kind: _case(subject, i, kind) for i, kind in enumerate(subject.dtypes)}
-    first, last = subject.dtypes[0], subject.dtypes[-1]
-    for case in plain.values():
-        yield partial(run, subject, case)
-    if subject.grouped_heads:
-        shared = _case(subject, 0, first, sharing(subject, 2, first))
-        yield partial(run, subject, shared)
-    if subject.initial_state:
-        yield partial(run, subject, replace(plain[first], states={}, with_state=False))
-    if subject.packed:
-        packed = one_case(
-            subject, 0, shape=Shape(1, LENGTH, 2, *sizes_of(subject, 0, first), (LENGTH - 1, 0, 1)),
-            dtype=first, ordinary=True, grouped=False, with_state=True,
-        )  # fmt: skip
-        yield partial(run, subject, packed)
-    for kind, case in plain.items():
-        for name in looks_at(subject, subject.variants, kind):
-            yield partial(run, subject, case, subject.variants[name])
-    if subject.final_state:
-        yield partial(run, replace(subject, final_state=False), plain[last])
-    assert subject.op is not None
-    others = turned_ops(subject.op)
-    for kind, case in plain.items():
-        for name in looks_at(subject, others, kind):
-            turned = replace(subject, call=others[name], spec=others[name].spec)
-            given = turned_case(case, name, others[name])
-            yield partial(run, turned, given)
-    if subject.initial_state and subject.final_state:
-        for case in plain.values():
-            short = one_case(
-                subject, 0, shape=replace(case.shape, T=5), dtype=case.dtype, ordinary=True, grouped=False,
-                with_state=True,
-            )  # fmt: skip
-            for way in ways_to_decode(subject, short):
-                yield partial(run, subject, short, way, gradients=False)
+    def rehearse(self, rounds: Iterable[Iterable[Callable[[], Any]]], seconds: float) -> None:
+        """Has all that they launch compiled; what is not come to in so many seconds is left out."""
+        if self.ahead is None:
+            return
+        began = time.monotonic()
+        rehearsal = Watch(began + seconds, rehearses=True)
+        with watched(rehearsal), launches_noted(self.ahead):
+            for works in rounds:
+                for work in works:
+                    if rehearsal.left > 0:
+                        with suppress(Exception):  # the property tells
+                            work()
+                self.counts.append(len(self.ahead.numbers))
+        reference = rehearsal.seconds.get(REFERENCE, 0.0)
+        self.watch.add(REFERENCE, reference)
+        self.watch.add(REHEARSING, time.monotonic() - began - reference)
+        self.watch.kernels += len(self.ahead.numbers)
 
+    def wait(self, turn: int, seconds: float) -> None:
+        """Until the kernels of a round are compiled, or so many seconds are over."""
+        if self.ahead is not None and turn < len(self.counts):
+            began, before = time.monotonic(), self.watch.seconds.get(REFERENCE, 0.0)
+            with watched(self.watch):
+                self._wait(self.counts[turn], began + seconds)
+            reference = self.watch.seconds.get(REFERENCE, 0.0) - before
+            self.watch.add(COMPILING, time.monotonic() - began - reference)
 
-def _case(subject: Subject, seed: int, kind: torch.dtype, heads: dict[str, int] | None = None) -> Case:
-    shape = Shape(1, LENGTH, 2, *sizes_of(subject, seed, kind))
-    if subject.heads is not None:
-        shape = replace(shape, H=subject.heads[0])
-    return make_case(subject, shape, seed=seed, dtype=kind, heads=heads)
+    def _wait(self, count: int, end: float) -> None:
+        """Meanwhile it is found what roundings make of the results of what was rehearsed."""
+        assert self.ahead is not None
+        for oracle in all_kept():
+            if self.ahead.wait(count, 0.0) or time.monotonic() > end:
+                break
+            if isinstance(oracle, Oracle) and oracle.gradients and oracle.copies:
+                _ = oracle.condition
+        self.ahead.wait(count, end - time.monotonic())
+
+    def end(self) -> None:
+        if self.ahead is not None:
+            self.ahead.end()

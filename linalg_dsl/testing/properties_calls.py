@@ -52,7 +52,7 @@ def _small_cases(subject: Subject, seed: int, examples: int, budget_s: float) ->
         s = case.shape
         K, V = (min(s.K, SMALL), min(s.V, SMALL)) if subject.sizes is None else (s.K, s.V)
         H = s.H
-        if subject.heads is None:
+        if subject.heads is None and not subject.few_kernels:
             H = 1 if is_interpreted(subject) else min(s.H, 2)
         T = affordable(subject, H, s.T, K, V, part=0.25, least=0)
         yield one_case(
@@ -63,7 +63,7 @@ def _small_cases(subject: Subject, seed: int, examples: int, budget_s: float) ->
 def _between(subject: Subject, case: Case, i: int) -> Case:
     """A call that is alike in some respects."""
     s = case.shape
-    heads = s.H + 1 if subject.heads is None else s.H
+    heads = s.H + 1 if subject.heads is None and not subject.few_kernels else s.H
     other = (s, replace(s, B=s.B + 1), replace(s, H=heads), replace(s, T=s.T + 17))[i % 4]
     return one_case(
         subject, case.seed + 707 + i, shape=other, dtype=case.dtype, ordinary=True, grouped=False,

@@ -22,11 +22,11 @@ from linalg_dsl.testing.cases import (
 )
 from linalg_dsl.testing.compare import demand_bits, demand_close
 from linalg_dsl.testing.draws import cases, extremes, one_case, tame
-from linalg_dsl.testing.effort import EFFORT, affordable, effort, is_interpreted, tokens_of_a_chunk
+from linalg_dsl.testing.effort import EFFORT, affordable, effort, is_interpreted
 from linalg_dsl.testing.failures import NotApplicable
-from linalg_dsl.testing.few_kernels import looks_at
+from linalg_dsl.testing.few_kernels import type_of_ways
 from linalg_dsl.testing.oracle import exact, head_axis
-from linalg_dsl.testing.subject import CARRIED, Call, Subject
+from linalg_dsl.testing.subject import CARRIED, KERNEL_CHUNKS, Call, Subject
 
 
 def chunk_size_invariance(
@@ -40,14 +40,14 @@ def chunk_size_invariance(
     """
     if not subject.variants:
         raise NotApplicable(f"{subject.name} has no variants to compare")
-    for case in cases(subject, seed=seed + 3, examples=examples, budget_s=budget_s):
-        known = looks_at(subject, subject.variants, case.dtype)
-        others = [n for n in known if n != CARRIED]
+    kind = type_of_ways(subject)
+    others = [n for n in subject.variants if n != CARRIED]
+    for case in cases(subject, seed=seed + 3, examples=examples, budget_s=budget_s, dtype=kind):
         at = 2 * (case.seed - seed - 3)
         count = 1 if _is_long_to_wait_for(subject, case) else 2
         some = {others[i % len(others)] for i in range(at, at + count)} if others else set()
         _agree(subject, case, {n: subject.variants[n] for n in sorted(some)})
-        if CARRIED in known:
+        if CARRIED in subject.variants:
             many = _of_many_chunks(subject, case)
             _agree(subject, many, {CARRIED: subject.variants[CARRIED]})
 
@@ -72,8 +72,8 @@ def _of_many_chunks(subject: Subject, case: Case) -> Case:
     Not with all gates strong: what is carried has no digits of gradients of gates that are all but zero.
     """
     K, V = (2, case.shape.V) if subject.sizes is None else (case.shape.K, case.shape.V)
-    H = 1 if subject.heads is None else case.shape.H
-    shape = Shape(1, 9 * tokens_of_a_chunk(subject, K, V) + 1, H, K, V)
+    H = 1 if subject.heads is None and not subject.few_kernels else case.shape.H
+    shape = Shape(1, 9 * KERNEL_CHUNKS[0] + 1, H, K, V)
     ends = extremes(subject, case.seed)
     if ends.gates in ("all strong", "very strong"):
         ends = replace(ends, gates="strong")
@@ -302,7 +302,7 @@ def _wide_cases(
 ) -> Iterator[Case]:
     """Cases of several rows or heads."""
     for case in cases(subject, seed=seed, examples=examples, budget_s=budget_s, packed=False):
-        heads = case.shape.H if H is None or subject.heads is not None else H
+        heads = case.shape.H if H is None or subject.heads is not None or subject.few_kernels else H
         if subject.heads is not None and H is not None:
             heads = max(subject.heads)
         rows = B

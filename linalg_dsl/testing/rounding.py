@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NOISE = 2.0**-30
-"""Relative size of the tried roundings: far from float64's own, and small enough for first order."""
 _POOL = 1 << 16
 
 
@@ -46,6 +44,15 @@ def passes() -> float:
     return sqrt(max(of_function, of_sum))
 
 
+def noise_of(dtype: torch.dtype) -> float:
+    """Relative size of the roundings that replicas, in float64, try for a type: those of its sums.
+
+    What cancels twice is left with products of two roundings, whose part of a result is right for this size
+    only. Float64's own, which replicas cannot be told from, are tried a few million times larger.
+    """
+    return 2.0**-30 if dtype == torch.float64 else UNIT[torch.float32]
+
+
 def working(dtype: torch.dtype) -> torch.dtype:
     """The type in which sums are formed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -69,16 +76,17 @@ class Noise:
 
 
 class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every new float64 result x becomes x (1 + NOISE xi) + floor xi', unless it is 0 or a number by itself.
+    """Every new float64 result x becomes x (1 + size xi) + floor xi', unless it is 0 or a number by itself.
 
-    ``floor`` stands for the spacing of denormal numbers (to the same scale as NOISE stands for a unit
+    ``floor`` stands for the spacing of denormal numbers (to the same scale as ``size`` stands for a unit
     roundoff); ``everywhere`` moves zeros by it too. Views, and writes into memory that was there, stay as
     they are: their values were rounded when they were computed.
     """
 
-    def __init__(self, noise: Noise, floor: float = 0.0, everywhere: bool = False) -> None:
+    def __init__(self, noise: Noise, size: float, floor: float = 0.0, everywhere: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.noise = noise
+        self.size = size
         self.floor = floor
         self.everywhere = everywhere
 
@@ -90,7 +98,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(found, Tensor) and found.dtype == torch.float64 and found.dim():
             shape = tuple(found.shape)
             zero = found == 0 if self.floor and not self.everywhere else None
-            found.mul_(1 + NOISE * self.noise.numbers(shape))
+            found.mul_(1 + self.size * self.noise.numbers(shape))
             if self.floor:
                 found.add_(self.floor * self.noise.numbers(shape))
             if zero is not None:

@@ -180,7 +180,7 @@ def _compiled(op: CompiledOp, options: tuple[tuple[str, Any], ...], carried: boo
 
 
 CARRIED = "boundary terms carried"
-"""The variant whose boundary terms are formed at every 8th chunk and carried between."""
+"""The variant whose boundary terms are formed at every 8th chunk, of few tokens, and carried between."""
 _KEEPS = "keep_every_state"
 
 
@@ -203,7 +203,7 @@ def _other_paths(op: CompiledOp) -> dict[str, Call]:
         return {}
     found: dict[str, Call] = {}
     if any(f"def {_KEEPS}(" in s.module_text("triton") for s in op.stage_ops):
-        found[CARRIED] = _Variant(op, (), True)
+        found[CARRIED] = _Variant(op, (("chunk_size", KERNEL_CHUNKS[0]),), True)
     if op.options.schedule == "walk" and all(_has_two_levels(s.artefacts()) for s in op.stage_ops):
         found["two levels"] = _Variant(op, (("schedule", "two_level"), ("super_chunk", 1)))
     return found

@@ -11,7 +11,7 @@ from math import inf
 
 from linalg_dsl.ops.compile_ahead import compilations_told
 
-COMPILING, REFERENCE, CALLS = "compiling", "reference", "calls"
+COMPILING, REFERENCE, CALLS, REHEARSING = "compiling", "reference", "calls", "rehearsing"
 
 
 class OutOfTime(Exception):
@@ -22,14 +22,14 @@ class OutOfTime(Exception):
 class Watch:
     """``cases`` looked at to their end; ``seconds`` by the clock, by what they were spent on.
 
-    ``end``: when, by ``time.monotonic``, no further call is begun. ``kernels``: how many were compiled;
-    ``side_by_side``: by threads, whose seconds are not those of the clock.
+    ``end``: when, by ``time.monotonic``, no further call is begun. ``kernels``: how many were compiled.
+    ``rehearses``: calls compute nothing, as their kernels are only noted, so that no result is judged.
     """
 
     end: float = inf
     cases: int = 0
     kernels: int = 0
-    side_by_side: bool = False
+    rehearses: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -40,10 +40,9 @@ class Watch:
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
     def compiled(self, seconds: float, kernels: int) -> None:
-        """Triton tells of each compilation, in whichever thread; one found on disk is no kernel more."""
+        """Triton tells of each compilation; one found on disk is no kernel more."""
         self.kernels += kernels
-        if not self.side_by_side:
-            self.add(COMPILING, seconds)
+        self.add(COMPILING, seconds)
 
     def take(self, other: Watch) -> None:
         """Adds what another one has."""
@@ -96,3 +95,9 @@ def looked_at() -> None:
     watch = _ACTIVE.get()
     if watch is not None:
         watch.cases += 1
+
+
+def rehearsing() -> bool:
+    """Whether results hold nothing yet, so that none can be wrong."""
+    watch = _ACTIVE.get()
+    return watch is not None and watch.rehearses

@@ -33,15 +33,35 @@ def unbound_names(source: str) -> list[str]:
 
 
 def _switches(function: ast.FunctionDef) -> Iterator[dict[str, bool]]:
-    """Every choice of the compile-time arguments that alone decide more than one ``if``."""
-    tests = [ast.unparse(n.test).removeprefix("not ") for n in _ifs(function.body)]
+    """Every choice of what is known at compilation and decides more than one ``if``, or a part of one."""
+    parts = [ast.unparse(part) for n in _ifs(function.body) for part in _parts(n.test)]
+    known = {a.arg for a in function.args.args if a.annotation and "constexpr" in ast.unparse(a.annotation)}
+    known |= {
+        name
+        for n in ast.walk(function)
+        if isinstance(n, ast.For) and "static_range" in ast.unparse(n.iter)
+        for name in _stored(n.target)
+    }
     several = [
-        a.arg
-        for a in function.args.args
-        if a.annotation and "constexpr" in ast.unparse(a.annotation) and tests.count(a.arg) > 1
+        text
+        for text in dict.fromkeys(parts)
+        if parts.count(text) > 1
+        and {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)} <= known
     ]
     for values in itertools.product((False, True), repeat=len(several)):
         yield dict(zip(several, values, strict=True))
+
+
+def _parts(test: ast.expr) -> Iterator[ast.expr]:
+    """What a test is made of by ``and`` and ``not``."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield from _parts(operand)
+        case ast.BoolOp(op=ast.And(), values=values):
+            for value in values:
+                yield from _parts(value)
+        case _:
+            yield test
 
 
 def _ifs(body: Sequence[ast.stmt]) -> Iterator[ast.If]:
@@ -87,10 +107,8 @@ class _Paths:
 
     def _statement(self, node: ast.stmt, bound: Bound) -> Bound | None:
         match node:
-            case ast.If(test=ast.Name(id=name), body=body, orelse=orelse) if name in self.switches:
-                return self.block(body if self.switches[name] else orelse, bound)
-            case ast.If(test=ast.UnaryOp(op=ast.Not(), operand=test), body=body, orelse=orelse):
-                return self._statement(ast.If(test, orelse, body), bound)
+            case ast.If(test=test, body=body, orelse=orelse) if (decided := self._decided(test)) is not None:
+                return self.block(body if decided else orelse, bound)
             case ast.If(test=test, body=body, orelse=orelse):
                 self._uses(test, bound)
                 ways = [w for w in (self.block(body, bound), self.block(orelse, bound)) if w is not None]
@@ -115,6 +133,17 @@ class _Paths:
                 return bound | frozenset(_stored(node))
             case _:
                 raise NotImplementedError(f"line {node.lineno}: {type(node).__name__} in a kernel")
+
+    def _decided(self, test: ast.expr) -> bool | None:
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                found = self._decided(operand)
+                return None if found is None else not found
+            case ast.BoolOp(op=ast.And(), values=values):
+                each = [self._decided(value) for value in values]
+                return False if False in each else None if None in each else True
+            case _:
+                return self.switches.get(ast.unparse(test))
 
     def _uses(self, node: ast.AST, bound: Bound) -> None:
         self.unbound += [

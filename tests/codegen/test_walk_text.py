@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from kernel_cases import TEXTS
 
 import linalg_dsl as ld
-from linalg_dsl.codegen.emit.kernel_lines import through_products
+from linalg_dsl.codegen.emit.kernel_lines import looking_always, through_products
 from linalg_dsl.codegen.schedule.kernel_plan import Kernel, KernelPlan, tile_kinds
 from linalg_dsl.codegen.schedule.table import choose_walk
+from linalg_dsl.codegen.schedule.traces import leaves_trace
 from linalg_dsl.ops.draw import draw
 
 SHARED = 232448
@@ -24,6 +26,10 @@ def plan_of(name: str) -> KernelPlan:
 def kernel_of(plan: KernelPlan, name: str) -> Kernel:
     (found,) = (k for k in (*plan.forward, *plan.backward) if k.name == name)
     return found
+
+
+def text_of(name: str) -> str:
+    return ld.compile(getattr(ld.ops, name).spec, backend="triton").source(backend="triton")
 
 
 def kernel_text(name: str, kernel: str) -> str:
@@ -165,11 +171,73 @@ def test_the_look_for_nan_is_chosen_by_target_and_size(
     """On sm_90 beside rows of 256 it spilled bytes: delta_rule 2400, kda 608, gated_delta_rule 88."""
     op = ld.compile(TEXTS["gated_delta_rule"], backend="triton")
     text, module = op.module_text("triton"), op.operator("triton").module
-    assert "if has_late_nan(b_u_1, C, TURNED=True, BACK=False, LOOK=LOOK):" in text
+    assert text.count('if LOOK == "always":') > 2
     monkeypatch.setattr(module, "architecture", lambda device: major)
     sizes = {"K": key, "V": 32}
     tensors = tuple(torch.empty(1, 8, 1, *(sizes[d] for d in dims)) for dims in module.DIMS)
     assert module.Call(tensors, (None,), None).look == look
+
+
+@pytest.mark.parametrize("name", ["linear_attention", "gated_delta_rule", "kda", "mdn"])
+def test_a_forward_walk_looks_for_nan_once_at_its_end(name: str) -> None:
+    """Each look in the loop was a sum over warps, a barrier and a branch that products waited for."""
+    (kernel,) = re.findall(rf"^def {name}_fwd_walk\(.*?(?=^@triton)", text_of(name), re.M | re.S)
+    loop, careful = kernel.split('if LOOK != "always":')
+    assert "has_late_nan" not in kernel
+    assert "has_spread" not in kernel
+    plain = re.sub(r'^( +)if LOOK == "always":\n(\1 +.*\n)+', "", loop, flags=re.M)
+    assert "one_sided_product" not in plain
+    assert "one_sided_product" not in careful
+    assert plain.count("tl.dot(") == careful.count("tl.dot(") + careful.count("finite_product(")
+    assert careful.count("finite_product(") == careful.count("lost_tokens(")
+    assert "if has_lost(" in careful
+    assert "widened" not in careful
+
+
+def test_what_spoils_a_product_comes_behind_the_sum_that_takes_it() -> None:
+    """The compiler begins a product with what it is added to, there as in the walk without a look."""
+    (kernel,) = re.findall(r"^def simple_gla_fwd_walk\(.*?(?=^@triton)", text_of("simple_gla"), re.M | re.S)
+    assert re.search(
+        r"(b_y_\w+) = finite_product\(.*\n +(b_\w+) = b_y_\w+ \+ \1\n +\2 = \2 \+ lost_tokens\(", kernel
+    )
+    lines = ["b_y = tl.dot(b_z, b_a)", 'if LOOK == "always":', "    b_y = one_sided_product(b_a, b_z)"]
+    cleaned = {"b_y": ("finite_product(b_a, b_z)", "lost_tokens(b_z)")}
+    alone = ["b_y = finite_product(b_a, b_z)", "b_y = b_y + lost_tokens(b_z)"]
+    assert looking_always([*lines, "b_o = 2.0 * b_y"], cleaned) == [*alone, "b_o = 2.0 * b_y"]
+    assert looking_always([*lines, "b_o = b_x + b_y"], cleaned) == [
+        "b_y = finite_product(b_a, b_z)", "b_o = b_x + b_y", "b_o = b_o + lost_tokens(b_z)"
+    ]  # fmt: skip
+
+
+def test_comba_reads_its_query_term_by_term() -> None:
+    """q - d k would be formed in registers and go through shared memory: 1060 instructions for 701."""
+    (kernel,) = re.findall(r"^def comba_fwd_walk\(.*?(?=^@triton)", text_of("comba"), re.M | re.S)
+    assert "b_q.to(DOT)" in kernel
+    assert "b_q_1" not in kernel
+    assert "widened(b_q" not in kernel
+
+
+def test_what_the_state_does_not_see_is_looked_at_at_once() -> None:
+    """A walk that keeps states runs once."""
+    op = ld.compile(ld.ops.simple_gla.spec, backend="triton", nan_exact="gradients")
+    (keeps,) = re.findall(r"^def simple_gla_bwd_forward_k\(.*?(?=^@triton)", op.source(), re.M | re.S)
+    assert "has_lost" not in keeps
+    assert "if has_late_nan(" in keeps
+
+
+def test_only_a_state_that_hands_on_all_of_itself_tells_of_a_walk() -> None:
+    kernel = kernel_of(plan_of("gated_delta_rule"), "fwd_walk")
+    nodes = plan_of("gated_delta_rule").plan.nodes
+    found = leaves_trace(nodes, kernel)
+    labels = {nodes[n].label for n in found}
+    assert {"v", "k", "u_1"} <= labels
+    assert not {"q", "o"} & labels
+    kernel = kernel_of(plan_of("simple_gla"), "fwd_walk")
+    nodes = plan_of("simple_gla").plan.nodes
+    assert leaves_trace(nodes, kernel)
+    (carry,) = kernel.carries
+    fresh = next(n for n in kernel.body if nodes[n].op == "write")  # the state is forgotten every chunk
+    assert leaves_trace(nodes, replace(kernel, carries=((carry[0], fresh),))) == frozenset()
 
 
 def test_operands_of_long_sums_are_cleaned_unseen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,11 +150,35 @@ def refused(
     assert not any(watch.found.values())
 
 
-def test_packed_sequences_are_loaded_by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the end of a sequence stands the next one, not the end of the tensor."""
+@pytest.mark.parametrize("name", ["simple_gla", "gated_delta_rule"])
+def test_packed_sequences_have_whole_chunks_by_boxes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the end of a sequence stands the next one, not the end of the tensor: of NaN none comes over."""
+    op, plain = compiled(name, chunk_size=16, launch=ASKED), compiled(name, chunk_size=16)
+    watch = Watch(op, monkeypatch)
+    offsets = torch.tensor([0, 0, 39, 46, 78, 100], dtype=torch.int32)
+    tensors, state = drawn(op, B=1, T=100), torch.randn(5, 2, 20, 12)
+    alike(results(op, tensors, state, cu_seqlens=offsets), results(plain, tensors, state, cu_seqlens=offsets))
+    assert all(watch.found.values())
+    for x in tensors.values():
+        x[:, 39:46] = float("nan")
+    o, d_state, d_q = (results(op, tensors, state, cu_seqlens=offsets)[i] for i in (0, -1, 2))
+    inside = torch.zeros(100, dtype=torch.bool)
+    inside[39:46] = True
+    for x in (o, d_q):
+        assert x[:, ~inside].isfinite().all()
+        assert x[:, inside].isnan().any()
+    assert d_state[[0, 1, 3, 4]].isfinite().all()
+
+
+def test_offsets_that_fall_let_no_box_or_pointer_leave_the_tensors() -> None:
+    """On a GPU nothing looks at them: a sequence of a negative length has no chunks, whole or ragged."""
     op = compiled("simple_gla", chunk_size=16, launch=ASKED)
-    offsets = torch.tensor([0, 0, 7, 21], dtype=torch.int32)
-    refused(op, drawn(op, B=1), monkeypatch, cu_seqlens=offsets)
+    module = module_of(op)
+    tensors = tuple(drawn(op, B=1, T=100).values())
+    wrong = torch.tensor([0, 90, 3, 100], dtype=torch.int32)
+    o, last, _ = module.forward(tensors, (None,), (1.0,) * len(module.CONSTS), wrong, True, True)
+    assert o.isfinite().all()
+    assert not last[0][1].any()  # as of an empty sequence
 
 
 def test_rows_that_are_no_multiple_of_16_bytes_are_loaded_by_pointers(
@@ -241,11 +265,14 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("gated_delta_rule", {"bwd_forward_k": (128, 8, 3), "bwd_reverse_k": (64, 4, 2)}),
+        (
+            "gated_delta_rule",
+            {"fwd_walk": (64, 4, 3), "bwd_forward_k": (128, 8, 3), "bwd_reverse_k": (64, 4, 2)},
+        ),
         ("comba", {"bwd_forward_k": (128, 8, 3), "bwd_reverse_k": (64, 4, 2)}),
         ("simple_gla", {"bwd_forward_k": (64, 4, 3)}),  # (128, 8, 3) takes more memory than there is
         ("linear_attention", {"bwd_forward_k": (128, 8, 3), "bwd_reverse_v": (128, 8, 3)}),
-        ("delta_rule", {}),
+        ("delta_rule", {"fwd_walk": (64, 4, 3)}),
         ("kda", {}),
     ],
 )
@@ -275,8 +302,8 @@ def test_unasked_only_where_registers_are_short() -> None:
 
 
 @pytest.mark.usefixtures("compiling")
-def test_calls_without_descriptors_have_the_sizes_of_pointers(tmp_path: Path) -> None:
-    """Packed, say: what a walk by descriptors has registers for, one by pointers has not."""
+def test_calls_without_descriptors_have_the_sizes_of_pointers() -> None:
+    """Of rows that are no whole 16 bytes, say: registers are enough for fewer numbers beside addresses."""
     op, plain = compiled("gated_delta_rule"), compiled("gated_delta_rule", launch={"walk": {"tma": 0}})
     for shape in ({"key": 100}, {"key": 64, "value": 64}, {"batch": 1}):
         found, other = (
@@ -287,22 +314,6 @@ def test_calls_without_descriptors_have_the_sizes_of_pointers(tmp_path: Path) ->
             for each in (op, plain)
         )
         assert found == other
-    # a copy: the module of an op would be that of later tests too, whose kernels are interpreted
-    module: Any = module_of_text(tmp_path, "compiling", op.module_text("triton"))
-    module.architecture = lambda device: 9
-    module.device_limits = lambda device: (2, 232448, False)
-    offsets = torch.tensor([0, 40, 100], dtype=torch.int32)
-    tensors = tuple(
-        torch.empty(1, 100, 16, *(128 for _ in d), dtype=torch.bfloat16 if d else torch.float32)
-        for d in module.DIMS
-    )
-    name = "gated_delta_rule_bwd_forward_k"
-    loads = ("OB", "t", "t", "t", "tb", "tb", "to", "to", "to", "ts")
-    sizes = [
-        module.Call(tensors, (None,), given).sizes_of_walk(getattr(module, name), "K", loads)
-        for given in (None, offsets)
-    ]
-    assert sizes == [(128, 1, 8, 3), (64, 2, 4, 3)]
 
 
 @pytest.mark.parametrize(
@@ -366,7 +377,8 @@ def test_explain_says_why_a_walk_takes_descriptors_unasked() -> None:
     assert "4 warps, 2 stages" in lines("bwd_reverse_k")[0]
     assert "leaves registers for addresses" in lines("bwd_forward_k", K=64, V=64)[1]
     assert "whole 16 bytes" in lines("bwd_forward_k", K=100)[1]
-    assert len(lines("fwd_walk")) == 1
+    assert "registers are short" in lines("fwd_walk")[2]
+    assert len(lines("bwd_reverse_v")) == 1
     assert "only where asked for" in lines("bwd_forward_k", target="sm_100")[1]
     linear = ld.compile(ld.ops.linear_attention.spec).plan.explain(**shape).schedule
     assert any("copies and products alone" in line for line in linear)

@@ -144,6 +144,31 @@ def test_inductor_gives_the_bits_of_the_call(name: str) -> None:
     assert graphs_after((1, 64), (1, 131)) <= 3
 
 
+@pytest.mark.parametrize("name", ["simple_gla", "gated_delta_rule", "delta_rule", "linear_attention"])
+def test_packed_walks_by_boxes_are_those_of_separate_calls(name: str) -> None:
+    """At sizes where they take descriptors: whole chunks by boxes, what is left of a sequence by pointers."""
+    op = op_of(name, backend="triton")
+    bounds = [0, 1500, 1501, 1501, 1532, 2300, 2364, 4096]
+    tensors, _ = on_gpu(op, 1, bounds[-1], 16, 128, 128)
+    row = [x.requires_grad_() for x in tensors]
+    weight = torch.randn_like(op(*row))
+
+    def run(given: list[Tensor], w: Tensor, cu: Tensor | None = None) -> list[Tensor]:
+        o = op(*given, cu_seqlens=cu)
+        return [o, *torch.autograd.grad(o, given, w)]
+
+    found = [run(row, weight, offsets(bounds)) for _ in range(4)]
+    assert all(same(found[0], again) for again in found[1:])
+    parts = []
+    for a, b in pairwise(bounds):
+        if a < b:
+            part = [x.detach()[:, a:b].contiguous().requires_grad_() for x in row]
+            parts.append(run(part, weight[:, a:b].contiguous()))
+    for got, *wanted in zip(found[0], *parts, strict=True):
+        want = torch.cat(wanted, 1).float()
+        assert (got.float() - want).norm() < 2e-2 * want.norm()
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_packed_sequence_has_the_bits_of_the_sequence_alone(name: str) -> None:
     op = op_of(name, backend="triton", invariant=True)

@@ -474,3 +474,22 @@ def test_functions_of_the_catalogue_step() -> None:
     o, state = linalg_dsl.ops.gla.step(*tensors.values())
     assert torch.equal(o, op.step(**tensors)[0])
     assert state.shape == (2, 2, 3, 5)
+
+
+@pytest.mark.parametrize("name", ["gated_oja", "s4d"])
+def test_of_many_sequences_one_program_adds_up_what_its_blocks_have_of_the_output(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum by a kernel of its own takes as long as a tenth of the step; several tokens still have it."""
+    op, tensors, states = pool_case(name, "triton")
+    module: Any = op.decoder.operator("triton").module
+    timed = {d.name for d in op.spec.inputs if d.timed}
+    call = {n: x[:, :1] if n in timed else x for n, x in tensors.items()}
+    slots = torch.tensor([4, -1, 2])
+    plain, many = ([x.clone() for x in states] for _ in range(2))
+    monkeypatch.setattr(module, "device_limits", lambda device: (1 << 20, 1 << 18, False))
+    wanted, _ = op.step(**call, state=state_of(op, plain), slots=slots)
+    monkeypatch.setattr(module, "device_limits", lambda device: (1, 1 << 18, False))
+    monkeypatch.setattr(module, "choose_decode", lambda *sizes: (2, 1, 1))
+    found, _ = op.step(**call, state=state_of(op, many), slots=slots)
+    assert_near([found, *many], [wanted, *plain], 1e-5)

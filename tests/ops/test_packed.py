@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from linalg_dsl.errors import ArgumentError
 from linalg_dsl.ops import catalogue_names
+from linalg_dsl.ops.replay import Replay
 
 BOUNDS = [0, 0, 5, 5, 22, 23, 40, 40]
 """Empty sequences first, in the middle and last; one of a token, some shorter and one longer than a chunk."""
@@ -66,7 +68,7 @@ def test_launching_looks_at_no_data(name: str, packed: bool, monkeypatch: pytest
         monkeypatch.setattr(
             module.Call, "launch", lambda self, kernel, *rest, log=launched: log.append(kernel.__name__)
         )
-        for kernel in ("packed_tables_kernel", "clear_kernel"):
+        for kernel in ("packed_tables_kernel",):
             monkeypatch.setattr(module, kernel, defaultdict(lambda: lambda *a, **k: None))
         sizes = {"K": 4, "V": 3, "n": 2}
         with FakeTensorMode():
@@ -193,3 +195,74 @@ def test_thousands_of_sequences_of_one_token(name: str, count: int) -> None:
         x, c, _, b = tensors
         wanted = c * b * x
     torch.testing.assert_close(o, wanted)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_one_kernel_makes_the_tables_the_order_and_the_zeros(kind: torch.dtype) -> None:
+    """Of sequences between tokens that belong to none; the longest first, the earlier of two alike."""
+    module: Any = op_of("gla", backend="triton").operator("triton").module
+    bounds = [3, 3, 8, 30, 31, 36, 36, 38]
+    lengths = [b - a for a, b in pairwise(bounds)]
+    results = [torch.full((1, 40, n), float("nan"), dtype=t) for n, t in ((2, torch.float32),) * 4]
+    results += [torch.full((40, n, 2), float("nan"), dtype=torch.float16) for n in (1, 3, 5)]
+    launches: list[Any] = []
+
+    def launch(kernel: Any, *given: Any) -> None:
+        launches.append(kernel)
+        module.launch_kernel(kernel, *given)
+
+    starts, first, owner, order = module.packed_tables(
+        torch.tensor(bounds, dtype=kind), 40, 16, 40 // 16 + 7, results, launch
+    )
+    assert starts.tolist() == bounds
+    assert first.tolist() == [b // 16 + n for n, b in enumerate(bounds)]
+    assert order.tolist() == sorted(range(7), key=lambda n: -lengths[n])
+    found = [[i for i, n in enumerate(owner.tolist()) if n == m] for m in range(7)]
+    assert found == [
+        [f + i for i in range(-(-n // 16))] for f, n in zip(first.tolist(), lengths, strict=False)
+    ]
+    for x in results:
+        rows = x.reshape(40, -1)
+        assert not rows[:3].any()
+        assert not rows[38:].any()
+        assert rows[3:38].isnan().all()
+    assert len(launches) == 2  # six tensors at a time
+
+
+def test_a_packed_call_has_one_launch_more_than_a_dense_one_and_fills_nothing() -> None:
+    """In both directions, as replayed: what it was slow by was host time of many small ones."""
+    op = op_of("gated_delta_rule", backend="triton", chunk_size=16)
+    counts = []
+    for offsets in (None, torch.tensor([0, 20, 40])):
+        tensors, _ = inputs_of(op, 2 if offsets is None else 1, 20 if offsets is None else 40, 2, 5, 3)
+        leaves = [x.requires_grad_() for x in tensors]
+        for _ in range(3):
+            torch.autograd.grad(op(*leaves, cu_seqlens=offsets).sum(), leaves)
+        quick = op.stage_ops[0].quick_gradients
+        replays = [list(cache.found.values())[-1] for cache in (quick.forwards, quick.backwards)]
+        assert all(isinstance(r, Replay) for r in replays)
+        counts.append([len(r.launches) for r in replays if isinstance(r, Replay)])
+        assert not any(b.zero for r in replays if isinstance(r, Replay) for b in r.buffers)
+    assert counts[1] == [n + 1 for n in counts[0]]
+
+
+def test_the_longest_sequence_runs_first_and_the_bits_do_not_know() -> None:
+    """Walks take the order from a table: with another one the results are the same."""
+    op = op_of("gla", backend="triton", chunk_size=16)
+    module: Any = op.operator("triton").module
+    tensors, states = inputs_of(op, 1, 40, 2, 5, 3, N=len(BOUNDS) - 1)
+    given = (tuple(tensors), tuple(states), (1.0,) * len(module.CONSTS), torch.tensor(BOUNDS))
+    orders: list[list[int]] = []
+
+    def turned(kernel: Any, programs: int, arguments: Any, constants: Any, *rest: Any) -> None:
+        module.launch_kernel(kernel, programs, arguments, constants, *rest)
+        if kernel is module.packed_tables_kernel:
+            order = arguments[4]
+            orders.append(order.tolist())
+            order.copy_(order.flip(0))
+
+    want, (state,), _ = module.forward(*given, True, False)
+    found, (other,), _ = module.forward(*given, True, False, launch=turned)
+    assert orders[0][:3] == [3, 5, 1]
+    assert torch.equal(want, found)
+    assert torch.equal(state, other)

@@ -46,6 +46,20 @@ def test_inductor_takes_any_length_and_batch_without_a_third_graph() -> None:
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+def test_a_batch_of_one_has_one_graph_for_one_chunk_and_many() -> None:
+    """What kernels leave per chunk lies in a row: that there is one chunk would be taken for a constant."""
+    op = op_of("simple_gla", backend="triton", chunk_size=64)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    fast: Any = torch.compile(op, fullgraph=True, backend="aot_eager")
+    for T in (70, 50, 64, 131):
+        tensors, _ = inputs_of(op, 1, T, 2, 4, 4)
+        leaves = [x.requires_grad_() for x in tensors]
+        found, wanted = (torch.autograd.grad(f(*leaves).sin().sum(), leaves) for f in (fast, op))
+        assert same([*found], [*wanted])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
 @pytest.mark.parametrize("name", ["mixed_reads", "value_erase", "own_scan", "both_sides"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_opcheck(name: str, packed: bool) -> None:
