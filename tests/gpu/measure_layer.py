@@ -84,7 +84,7 @@ def measure(name: str, device: str, sizes: Sequence[int], compiled: bool) -> Cal
     if compiled:
         fused: Callable[[Tensor], Tensor] = torch.compile(layer)
         runs["compiled"] = step(lambda: fused(x), leaves)
-        both = torch.compile(other)
+        both: Callable[[Tensor], Tensor] = torch.compile(other)
         runs["fused, compiled"] = step(lambda: both(x), [x, *other.parameters()])
     for call in (kernels, products):
         call()
