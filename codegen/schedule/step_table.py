@@ -50,7 +50,8 @@ def choose_step(
         return block, warps, 3 if backward else 4, 8, 8
     each = max(1, own * block // (32 * warps))  # elements of the states that a thread holds
     if backward:
-        return block, warps, 3, 4 if each <= 16 else 2, 4 if each <= 8 else 2 if each <= 16 else 1
+        group = 4 if each <= 16 else 2 if warps == 1 else 1
+        return block, warps, 3, group, 4 if each <= 8 else 2 if each <= 16 else 1
     return block, warps, 3, 4 if each <= 32 else 2, 1
 
 
