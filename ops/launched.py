@@ -100,7 +100,8 @@ class Module:
             o, _, residuals = copy.forward(given, states, numbers, cut, use.final, use.save)
             if use.save:
                 ends = finals if use.final else None
-                copy.backward(given, states, numbers, cut, residuals, torch.empty_like(o), ends)
+                d_o = tuple(map(torch.empty_like, o)) if isinstance(o, tuple) else torch.empty_like(o)
+                copy.backward(given, states, numbers, cut, residuals, d_o, ends)
         finally:
             copy.Call.__init__ = make
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from step_cases import SLOTS
 
 import linalg_dsl as ld
 from linalg_dsl.codegen.cache import private_copy
@@ -47,6 +49,17 @@ def test_launches_are_those_of_a_call_and_its_backward(name: str) -> None:
     with_states = place.launches(tensors, None, Use(initial=True, final=True))
     assert {x.kernel for x in with_states} == {x.kernel for x in found}
     assert with_states != found  # kernels that take and give states are others
+
+
+def test_launches_of_a_stage_with_several_outputs() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is computed step by step
+        op = ld.compile(SLOTS, backend="triton")
+    stage = next(s for s in op.stage_ops if len(s.spec.outputs) > 1)
+    tensors = inputs_of(stage.spec, Shape(2, 100, 2, 16, 16), torch.bfloat16, CPU)
+    place = Module(stage.operator("triton").module, CPU)
+    ahead, both = (place.launches(tuple(tensors.values()), None, Use(save=s)) for s in (False, True))
+    assert 0 < len(ahead) < len(both)
 
 
 def test_launches_of_packed_sequences() -> None:

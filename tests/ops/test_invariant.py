@@ -50,7 +50,7 @@ def test_only_the_invariant_plan_is_the_same_for_every_call(
 
         monkeypatch.setattr(module, "device_limits", lambda device: (132, 232448, False))
         monkeypatch.setattr(module.Call, "launch", launch)
-        for B, T, H in ((1, 20, 1), (16, 40, 64), (3, 65, 7)):
+        for B, T, H in ((1, 20, 1), (16, 40, 64), (3, 65, 7), (2, 128, 3)):
             seen.append(set())
             like = inputs_of(op, 1, 1, 1, 64, 64)[0]
             tensors = tuple(
@@ -62,4 +62,4 @@ def test_only_the_invariant_plan_is_the_same_for_every_call(
             o, finals, kept = module.forward(tensors, firsts, consts, None, True, True)
             module.backward(tensors, firsts, consts, None, kept, o, finals)
         assert len(seen[0]) > 1
-        assert (seen[0] == seen[1] == seen[2]) == invariant
+        assert (seen[0] == seen[1] == seen[2] == seen[3]) == invariant
