@@ -369,3 +369,13 @@ def test_what_takes_long_is_said_beforehand() -> None:
     small = _least_seconds(op, Shape(B=1, T=256, H=2, K=32, V=32), 1e10)
     assert 0 < small < SLOW < _least_seconds(op, Shape(B=8, T=2048, H=16, K=128, V=128), 1e10)
     assert _least_seconds(op, Shape(B=3, T=512, H=2, K=32, V=32), 1e10) == pytest.approx(6 * small)
+
+
+def test_bits_are_compared_of_what_is_not_a_number_too() -> None:
+    from linalg_dsl.ops.bench_check import _equal
+
+    x = torch.tensor([1.0, float("nan")])
+    assert _equal([x, None], [x.clone(), None])
+    assert not _equal([x], [torch.tensor([1.0, float("inf")])])
+    assert not _equal([torch.tensor([0.0])], [torch.tensor([-0.0])])
+    assert not _equal([x], [None])
