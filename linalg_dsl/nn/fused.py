@@ -21,7 +21,12 @@ _TILE = 4096
 
 
 def applies(x: Tensor) -> bool:
-    """Whether kernels can run on this tensor: on a GPU, or anywhere in Triton's interpreter."""
+    """Whether kernels can run on this tensor: on a GPU, or anywhere in Triton's interpreter.
+
+    Not under torch.compile, which fuses the plain formulas itself.
+    """
+    if torch.compiler.is_compiling():
+        return False
     return (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and x.dtype != torch.float64
 
 

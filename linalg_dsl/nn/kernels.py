@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
 def _taps(X, W, base, rows, columns, channel, tokens, width, CHANNELS: tl.constexpr, SIZE: tl.constexpr,
-          DIRECTION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr) -> Any:  # fmt: skip
+          DIRECTION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """sum_j W[c, j] X[t - j, c], or of X[t + j, c] where the direction is -1."""
     found = tl.zeros([ROWS, BLOCK], tl.float32)
     for j in tl.static_range(SIZE):

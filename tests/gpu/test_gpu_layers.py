@@ -104,3 +104,23 @@ def test_a_captured_step_trains_as_an_ordinary_one(bfloat16: bool, monkeypatch: 
     captured, plain = ([loss for _, loss, _ in curve] for curve in curves)
     assert captured == pytest.approx(plain, rel=2e-2 if bfloat16 else 1e-4)
     assert captured[-1] < captured[0]
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "gla", "mamba2"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_fused_layer_is_the_same_layer(name: str, kind: torch.dtype) -> None:
+    torch.manual_seed(0)
+    made = {"head_dim": 64, "value_dim": 64, "device": "cuda", "dtype": kind}
+    plain, fused = (ld.nn.Mixer(name, 128, 2, fused=f, **made) for f in (False, True))  # type: ignore[arg-type]
+    fused.load_state_dict(plain.state_dict())
+    exact = copy.deepcopy(plain).double().cpu()
+    x = torch.randn(2, 150, 128, device="cuda", dtype=kind)
+    want, plainly, got = exact(x.double().cpu()), plain(x), fused(x)
+    for y in (want, plainly, got):
+        y.square().sum().backward()
+    here, there = dict(plain.named_parameters()), dict(fused.named_parameters())
+    for n, p in exact.named_parameters():
+        true = _gradient(n, p)
+        allowed = 1e-4 * float(true.norm()) + 2 * float((true - _gradient(n, here[n])).norm())
+        assert float((true - _gradient(n, there[n])).norm()) <= allowed, n
+    assert (got.cpu() - want).norm() <= 1e-5 * want.norm() + 2 * (plainly.cpu() - want).norm()

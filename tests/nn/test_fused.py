@@ -102,3 +102,11 @@ def test_under_autocast_products_are_short() -> None:
     assert y.dtype == torch.bfloat16
     y.float().square().sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+def test_a_compiler_sees_the_plain_formulas() -> None:
+    torch.manual_seed(0)
+    layer = ld.nn.Mixer("linear_attention", 16, 2, backend="torch", fused=True)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    x = torch.randn(1, 9, 16)
+    torch.testing.assert_close(compiled(x), layer(x))
