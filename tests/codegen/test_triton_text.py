@@ -68,7 +68,7 @@ def test_a_module_imports_torch_and_triton_only(name: str) -> None:
                 assert [alias.name for alias in node.names] == ["TensorDescriptor"]
             case ast.ImportFrom():
                 pytest.fail(f"line {node.lineno} imports from {node.module}")
-    assert found == {"functools", "torch", "triton", "triton.language"}
+    assert found == {"functools", "math", "torch", "triton", "triton.language"}
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))

@@ -303,13 +303,13 @@ def test_descriptors_are_tried_where_the_device_has_them(monkeypatch: pytest.Mon
     assert Variant(tma="walk") not in variants_of(op, SHAPE, CPU)
     module = op.operator("triton").module
     monkeypatch.setattr(module, "architecture", lambda device: 9)
-    pays = ("bwd_forward_k", "bwd_reverse_k")
+    pays = ("fwd_walk", "bwd_forward_k", "bwd_reverse_k")
     first = [Variant(), Variant(tma="walk"), *(Variant(pointers=name) for name in pays)]
-    assert list(variants_of(op, SHAPE, CPU)[:4]) == first
-    assert first[2].launch == first[2].changes["launch"] == {"bwd_forward_k": {"tma": 0}}
+    assert list(variants_of(op, SHAPE, CPU)[:5]) == first
+    assert first[2].launch == first[2].changes["launch"] == {"fwd_walk": {"tma": 0}}
     monkeypatch.setattr(module, "architecture", lambda device: 10)
     first = [Variant(), *(Variant(tma=name) for name in (*pays, "walk"))]
-    assert list(variants_of(op, SHAPE, CPU)[:4]) == first
+    assert list(variants_of(op, SHAPE, CPU)[:5]) == first
     asked = op.with_options(launch=read_launches({"walk": {"tma": 0}}))
     monkeypatch.setattr(asked.operator("triton").module, "architecture", lambda device: 9)
     assert not any(v.launch for v in variants_of(asked, SHAPE, CPU))
