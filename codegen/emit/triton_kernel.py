@@ -50,7 +50,7 @@ from linalg_dsl.planner.plan import Node
 _RESERVED = (
     "C", "K", "V", "H", "KP", "VP", "KB", "VB", "K_BLOCKS", "V_BLOCKS", "BLOCK", "BLOCKS", "LEVELS", "DOT",
     "PRECISION", "SOLVE", "SUMS", "STEEP", "LOOK", "SAVE", "EXACT", "STAGES", "ORDERED", "STEP",
-    "HAS_FIRST",    "WANT_LAST", "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq", "seq_order",
+    "HAS_FIRST", "WANT_LAST", "p_first", "p_last", "seq_start", "chunk_start", "chunk_seq", "seq_order",
     "i_block", "i_h", "i_n", "i_c", "i_ch", "i_step", "i_first",
     "o_r", "i_pairs", "o_pairs", "b_system", "b_transform", "b_half_step", "b_meeting",
     "start", "length", "first_chunk", "chunks", "i_k", "i_v", "o_t", "o_k", "o_v", "o_s", "m_t", "m_k",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from string import ascii_lowercase
 
@@ -296,15 +296,11 @@ class StepMemory:
 
         Loads of a whole group together wait once; matrices are too large for that.
         """
-        nodes = self.nodes(plan)
         names: dict[str, str] = {}
         lines = []
-        for n in sorted(plan.live(roots)):
-            node = nodes[n]
-            if node.op in ("input", "cotangent") and len(node.axes) < 2:
-                key = leaf_name(node)
-                every = names[key] = self.names.unique(f"every_{node.label or node.attr('name')}")
-                lines.append(f"{every} = {every} + ({self.load_leaf(node)},)")
+        for node, every in self._small_leaves(plan, roots):
+            names[leaf_name(node)] = every
+            lines.append(f"{every} = {every} + ({self.load_leaf(node)},)")
         return names, lines
 
     def group_tiles(self, plan: ChunkPlan, roots: Iterable[int]) -> tuple[dict[str, str], list[str]]:
@@ -313,17 +309,22 @@ class StepMemory:
         Triton's pipeline copies such tiles to shared memory some rounds of the loop ahead, which it does not
         with vectors of less than 4 bytes a thread.
         """
-        nodes = self.nodes(plan)
         names: dict[str, str] = {}
         lines = []
+        for node, every in self._small_leaves(plan, roots):
+            names[leaf_name(node)] = every
+            take = "token_rows" if node.axes else "token_numbers"
+            self.library.add(take)
+            lines.append(f"{every} = {take}({self._load_group(node)})")
+        return names, lines
+
+    def _small_leaves(self, plan: ChunkPlan, roots: Iterable[int]) -> Iterator[tuple[Node, str]]:
+        """Inputs and cotangents that are vectors or numbers, with a name for their values at many tokens."""
+        nodes = self.nodes(plan)
         for n in sorted(plan.live(roots)):
             node = nodes[n]
             if node.op in ("input", "cotangent") and len(node.axes) < 2:
-                every = names[leaf_name(node)] = self.names.unique(f"every_{node.label or node.attr('name')}")
-                take = "token_rows" if node.axes else "token_numbers"
-                self.library.add(take)
-                lines.append(f"{every} = {take}({self._load_group(node)})")
-        return names, lines
+                yield node, self.names.unique(f"every_{node.label or node.attr('name')}")
 
     def _load_group(self, node: Node) -> str:
         """A tile [U, D] of an input or cotangent, or [U, 1] of a number: all tokens of the group."""
